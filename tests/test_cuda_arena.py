@@ -48,10 +48,10 @@ def test_every_poison_is_a_word_that_repeats() -> None:
 def test_windows_have_tensors_of_their_own(arena: CudaArena) -> None:
     x, gain, out = (*TASK.inputs, *TASK.weights, *TASK.outputs)
     plan = plan_cuda(RMS_NORM, TASK, 132)
-    places = [arena.places(plan, window) for window in range(arena.windows)]
+    places = arena.places(plan)[: arena.windows]
     assert len({place["x"] for place in places}) == len({place["gain"] for place in places}) == 3
     assert len({place["out"] for place in places}) == 3
-    assert arena.places(plan, 1, outputs=2) == {**places[1], "out": places[2]["out"]}
+    assert arena.places(plan)[arena.windows + 1] == {**places[1], "out": places[2]["out"]}
     assert all(place[name].offset % 16 == 0 for place in places for name in ("x", "gain", "out", "kept"))
     for window in range(3):
         arena.tensor(x, window).fill_(window)
@@ -60,7 +60,7 @@ def test_windows_have_tensors_of_their_own(arena: CudaArena) -> None:
     assert arena.damage() == OUTSIDE  # workspaces have no guards yet
     arena.fill_workspaces(persistent=True)
     assert arena.damage() == ""
-    gap = arena.tensor(x, 0).numel() * 4 + arena.places(plan, 0)["x"].offset
+    gap = arena.tensor(x, 0).numel() * 4 + places[0]["x"].offset
     arena.buffers[buffer_name(x)].bytes[gap].fill_(0)
     assert arena.damage() == OUTSIDE
     assert out.bytes == 480
@@ -80,7 +80,7 @@ def test_snug_tensors_end_where_their_mapping_ends(arena: CudaArena) -> None:
     arena.select(TASK, snug=True)
     for tensor in (*TASK.inputs, *TASK.weights, *TASK.outputs):
         whole = arena.buffers[buffer_name(tensor)].size
-        place = arena.places(plan_cuda(RMS_NORM, TASK, 132))[tensor.name]
+        place = arena.place(tensor)
         assert 0 <= whole - (place.offset + tensor.bytes) < 16
         before = arena.buffers[place.buffer].bytes[place.offset - GUARD_BYTES : place.offset]
         assert (before == GUARD_BYTE).all()
@@ -168,10 +168,20 @@ def test_a_products_windows_lie_as_timed_ones_always_have(fake_gpu: Any, shape: 
     a, b, c, other = (*gemm.tensors, other_layout(gemm))
     row = 2 * gemm.k
     arena = CudaArena([gemm], 4096, windows=4, sharing=Sharing.OVERLAPPING, beside=[other])
-    assert arena.shift(a) == row * (256 // math.gcd(row, 256)) and arena.shift(b) == 0
+    assert arena.shift(a) == row * (256 // math.gcd(row, 256))
     assert arena.shift(c) >= c.bytes + 16
     assert [arena.place(a, window).offset for window in range(4)] == [4096 + i * arena.shift(a) for i in range(4)]
-    assert arena.span(a).numel() == a.bytes + 3 * arena.shift(a) and arena.shift(other) == 0
+    assert arena.span(a).numel() == a.bytes + 3 * arena.shift(a)
+    for tensor in (b, other):  # whole rows of B as it lies, so that a window is a matrix
+        assert (
+            arena.shift(tensor) % (tensor.bytes // tensor.shape[tensor.column_major]) == arena.shift(tensor) % 256 == 0
+        )
+        assert [arena.place(tensor, 4 * i + 3).offset for i in range(4)] == [
+            4096 + i * arena.shift(tensor) for i in range(4)
+        ]
+    windows = [[arena.window_of(tensor, place) for tensor in (a, b, c)] for place in range(arena.place_count)]
+    for one, two in ((0, 1), (0, 2), (1, 2)):
+        assert len({(found[one], found[two]) for found in windows}) == 16, "every pair of windows meets once"
     arena = CudaArena([gemm], 4096, windows=5, sharing=Sharing.PACKED, beside=[other])
     for tensor in (a, b, c, other):
         assert arena.shift(tensor) == -(-tensor.bytes // 256) * 256

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.arena import OUTSIDE, PRODUCT_WINDOWS, CudaArena, Sharing
 from cuda_l2.measure.baselines._base import LibraryProduct
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
-from cuda_l2.measure.product_memory import ProductMemory
+from cuda_l2.measure.product_memory import ProductMemory, other_layout
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
@@ -45,9 +45,10 @@ class Library(LibraryProduct):
 LIBRARIES = [Library("torch.matmul", 1), Library("cuBLAS", 2, layout=Layout.NN)]
 
 
-def product(a: int, b: int, c: int) -> None:
+def product(a: int, b: int, c: int, *, transposed: bool = False) -> None:
     with np.errstate(all="ignore"):
-        found = halves(a, GEMM.m, GEMM.k).astype(np.float32) @ halves(b, GEMM.k, GEMM.n).astype(np.float32)
+        right = halves(b, GEMM.n, GEMM.k).T if transposed else halves(b, GEMM.k, GEMM.n)
+        found = halves(a, GEMM.m, GEMM.k).astype(np.float32) @ right.astype(np.float32)
         halves(c, GEMM.m, GEMM.n)[:] = found.astype(np.float16)
 
 
@@ -198,7 +199,7 @@ def test_a_launch_that_rests_in_the_middle_of_a_row_is_found(parts: Any) -> None
 
 
 def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And launches meet every window that timed ones have."""
+    """And launches meet every place that timed ones have."""
     workers, candidate, build = parts(honest)
     met: list[tuple[bool, int]] = []
     launch = WorkerProcess.launch
@@ -214,7 +215,56 @@ def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monke
         verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
     assert verdict.status == "correct", (verdict.check, verdict.reason)
     assert {spoil for spoil, _ in met} == {True, False}
-    assert {window for _, window in met} == set(range(PRODUCT_WINDOWS))
+    assert {place for _, place in met} == set(range(PRODUCT_WINDOWS**2))
+
+
+def test_a_result_kept_for_an_a_is_wrong_for_another_b(parts: Any) -> None:
+    """Where what keeps it is none of what verification looks into."""
+    kept: dict[Any, np.ndarray] = {}
+
+    def recalls(pointers: Mapping[str, int]) -> None:
+        key = pointers["a"], *halves(pointers["a"], 4).tolist()
+        if key not in kept:
+            honest(pointers)
+            kept[key] = halves(pointers["c"], GEMM.m, GEMM.n).copy()
+        halves(pointers["c"], GEMM.m, GEMM.n)[:] = kept[key]
+
+    workers, candidate, build = parts(recalls)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        terms, nothing = Terms(CUDA_PROTOCOLS["search"], np.random.default_rng(1), clock=ticking(0.5)), cast(Any, None)
+        memory = ProductMemory(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers, nothing)
+        kernels = {CANDIDATE: Kernel(candidate, build)}
+        timing = measure_cuda(Gpu(workers, SMS, L2_BYTES), LIBRARIES, kernels, memory, terms)[CANDIDATE]
+    assert timing.status == "wrong-output", timing.reason
+
+
+class Transposed(LibraryProduct):
+    """A library that computes on this machine, and reads B as N x K."""
+
+    def launcher(self, libraries: Any, gemm: Gemm) -> Any:
+        return lambda stream, a, b_nn, b_tn, c: product(a, b_tn, c, transposed=True)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("rotates", [True, False])
+def test_b_in_either_layout_is_what_its_readers_are_held_to(parts: Any, beside: bool, rotates: bool) -> None:
+    """Whether or not a candidate may have it in the other one."""
+
+    def transposed(pointers: Mapping[str, int]) -> None:
+        product(pointers["a"], pointers["b"], pointers["c"], transposed=True)
+
+    workers, candidate, build = parts(transposed if beside else honest)
+    others = [other_layout(GEMM)] if beside else []
+    sharing, windows = PRODUCT_SHARING[rotates], 5 if rotates else PRODUCT_WINDOWS
+    with CudaArena([GEMM], 1 << 20, windows=windows, sharing=sharing, beside=others) as arena:
+        kernels = {CANDIDATE: Kernel(candidate, build, Layout.TN if beside else None)}
+        chosen = CUDA_PROTOCOLS["rotating" if rotates else "search"]
+        terms, nothing = Terms(chosen, np.random.default_rng(1), clock=ticking(0.5)), cast(Any, None)
+        memory = ProductMemory(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers, nothing)
+        libraries = [*LIBRARIES, Transposed("cuBLAS", 3, layout=Layout.TN)]
+        timing = measure_cuda(Gpu(workers, SMS, L2_BYTES), libraries, kernels, memory, terms)[CANDIDATE]
+    assert timing.status == "measured", timing.reason
+    assert [arm.name for arm in timing.baselines] == ["torch.matmul", "cuBLAS NN", "cuBLAS TN"]
 
 
 @pytest.mark.parametrize("protocol", ["search", "offline", "rotating", "server", "paper"])

@@ -331,12 +331,12 @@ def test_no_output_is_written_twice_from_the_same_inputs(several: int, sharing: 
     from cuda_l2.measure.task_memory import TaskMemory  # noqa: PLC0415
 
     memory: Any = TaskMemory.__new__(TaskMemory)
-    memory.arena = SimpleNamespace(windows=several, sharing=sharing)
+    memory.arena = SimpleNamespace(windows=several, sharing=sharing, pairings=min(4, several))
     rng = np.random.default_rng(several)
     for count in (1, 2, 8, 200):
         variants = [memory.sequence(count, rng, variant) for variant in range(2)]
         for found in variants:
-            assert len(found) == count and set(found) <= set(range(several * memory.shifts))
+            assert len(found) == count and set(found) <= set(range(several * memory.arena.pairings))
             written: dict[int, int] = {}
             for number, place in enumerate(found):
                 output = memory.outputs_of(place)

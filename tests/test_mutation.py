@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cuda_cheats import ACCEPTED
-from mutation import report, sampling
+from mutation import on_gpu, report, sampling
 from mutation.operators import GROUPS, OPERATORS
 from mutation.report import Judged
 from mutation.sampling import QUOTAS, Mutant, enumerate_mutants, equivalents, ordered, select
@@ -241,6 +241,13 @@ def test_the_tally_counts_equivalent_survivors_apart() -> None:
 def judged(where: str, status: str) -> Judged:
     operator: Any = OPERATORS[0]
     return Judged("mutant", where, "0", "64x64x64", status, "", "", 0.1, operator.group, operator.name)
+
+
+def test_faults_that_few_launches_show_are_launchable_and_differ() -> None:
+    found = on_gpu.mutants()
+    assert len({mutant.source for mutant in found} | {on_gpu.TEXT}) == len({mutant.id for mutant in found}) + 1 > 100
+    for mutant in found:
+        assert parse_cuda(mutant.source).plan(on_gpu.SUBJECT.gemm, SMS).launches
 
 
 def test_a_mutant_names_its_line() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cuda_cheats import ACCEPTED, Cheat, all_cheats
-from mutation import on_cpu, report, sampling
+from mutation import on_cpu, on_gpu, report, sampling
 from mutation.report import Judged
 from mutation.sampling import Mutant
 from mutation.subjects import SUBJECTS, Subject
@@ -120,29 +120,34 @@ def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], part: tuple
                 _say("mutant", mutant.id, trial, f"  {mutant.after[:100]}" if trial.timing else "")
 
 
-def judge_on_cpu(book: Book) -> bool:
-    """The faults of the CPU's kernel; whether all were found and the kernel itself was accepted."""
-    subject = on_cpu.SUBJECT
-    with open_rig("cpu") as rig, Evaluator(subject.gemm, rig) as evaluator:
-        evaluator.ends = 0.0  # outputs of timed launches are checked, nobody waits for quiet
-        original = subject.candidate(rig.target)
-        chosen = [None, *on_cpu.mutants(original.source)]
+def judge_faults(book: Book, target: str) -> bool:
+    """Faults that few launches show, in one kernel; whether all were found and the kernel itself was accepted."""
+    subject = on_cpu.SUBJECT if target == "cpu" else on_gpu.SUBJECT
+    with open_rig(target) as rig, Evaluator(subject.gemm, rig) as evaluator:
+        if target == "cpu":
+            evaluator.ends = 0.0  # outputs of timed launches are checked, nobody waits for quiet
+            original = subject.candidate(rig.target)
+            mutants = on_cpu.mutants(original.source)
+        else:
+            original, mutants = Candidate(on_gpu.TEXT), on_gpu.mutants()
+        chosen = [None, *mutants]
         candidates = [Candidate(mutant.source) if mutant else original for mutant in chosen]
+        rig.prefetch(candidates)
         for mutant, candidate in zip(chosen, candidates, strict=True):
             kind, where = ("mutant", mutant.id) if mutant else ("original", subject.name)
             if book.known(kind, where, candidate.source):
                 continue
             start = time.perf_counter()
-            (trial,) = evaluator.evaluate([candidate])
+            (trial,) = evaluator.evaluate([candidate], rig.protocols[SEARCH.name])
             judged = _judged(kind, where, subject.shape, trial, time.perf_counter() - start, mutant)
             book.add(dataclasses.replace(judged, status=ACCEPTED) if trial.status == "busy" else judged)
             _say(kind, where, trial)
-    mutants = book.of("mutant")
-    found = report.tally(mutants, sampling.equivalents())
+    judged_mutants = book.of("mutant")
+    found = report.tally(judged_mutants, sampling.equivalents())
     low, high = (100 * end for end in found.interval)
     print(f"{found.killed} of {found.judged - found.equivalent} killed, {found.rate:.1%} [{low:.1f}, {high:.1f}]")
-    print("by", dict(Counter(item.check for item in mutants if not item.accepted)))
-    print("survivors:", [item.id for item in mutants if item.accepted])
+    print("by", dict(Counter(item.check for item in judged_mutants if not item.accepted)))
+    print("survivors:", [item.id for item in judged_mutants if item.accepted])
     return not found.survived and all(item.accepted for item in book.of("original"))
 
 
@@ -190,10 +195,12 @@ def main() -> int:
     )
     parser.add_argument("--stricter", action="store_true", help="judge again only what an earlier verifier accepted")
     parser.add_argument("--tables", action="store_true", help="judge nothing: tables of what has been judged")
-    parser.add_argument("--cpu", action="store_true", help="judge the faults of the CPU's kernel, and nothing else")
+    parser.add_argument(
+        "--faults", choices=("cpu", "cuda"), help="judge faults that few launches show, and nothing else"
+    )
     options = parser.parse_args()
-    if options.cpu:
-        return 0 if judge_on_cpu(Book(options.out)) else 1
+    if options.faults:
+        return 0 if judge_faults(Book(options.out), options.faults) else 1
     cheats, book = all_cheats(), Book(options.out, stricter=options.stricter)
     environment: dict[str, object] = {"cuda_l2": cuda_l2.__version__, "version": book.version}
     if options.tables:

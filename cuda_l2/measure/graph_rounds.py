@@ -133,6 +133,10 @@ class GraphRounds(Rounds):
         arms = [*self._baselines, *kernels]
         super().__init__(arms, terms, references=references, subject=subject, kernels=kernels, seldom=seldom)
         protocol, stream = terms.protocol, memory.stream
+        self._layouts = {each.name: each.layout for each in baselines} | {
+            name: kernel.layout for name, kernel in kernels.items()
+        }
+        """In which every arm reads B, if not the task's own."""
         self._memory, self._stream = memory, stream
         self.drift = Drift()
         evicted_bytes = 2 * gpu.l2_bytes if protocol.evict else 0
@@ -208,11 +212,12 @@ class GraphRounds(Rounds):
         looked = self._looked_at(sequence)
         try:
             if name in self.slots:
-                difference = self._memory.check_kernel(looked, element_wise=whole)
+                difference = self._memory.check_kernel(looked, element_wise=whole, layout=self._layouts[name])
                 if whole:
                     self.differences[name] = max(self.differences.get(name, 0.0), difference)
             else:
-                self._memory.check_baseline(self._played(name, count, variant), looked, element_wise=whole)
+                played = self._played(name, count, variant)
+                self._memory.check_baseline(played, looked, element_wise=whole, layout=self._layouts[name])
         except WrongOutput as wrong:
             if name in self.kernels:
                 raise
@@ -234,7 +239,7 @@ class GraphRounds(Rounds):
                 raise WrongOutput(f"{damage} in a timed round")
             if self.protocol.round_s:
                 # a round like the timed ones: nothing tells the candidate which it is
-                self._memory.audit(partial(self._record, name))
+                self._memory.audit(partial(self._record, name), self._layouts[name])
         subjects = list(self.slots) or [self.subject]
         if self.protocol.selects:
             seconds = self.clock.now() - start
@@ -283,7 +288,7 @@ class GraphRounds(Rounds):
         self._poison(name)
         torch.cuda.synchronize()
         terms: dict[str, Any] = {"bindings": sequence, "kept": kept, "slot": self.slots[name], "stride": stride}
-        outputs = [self._memory.arena.written(self._memory.outputs_of(sequence[i])) for i in kept]
+        outputs = [self._memory.arena.written(sequence[i]) for i in kept]
         self.worker.call("record", self.timeout_s, outputs=outputs, **terms)
         return [sequence[i] for i in kept]
 
@@ -336,7 +341,7 @@ class GraphRounds(Rounds):
             return self._played(name, count, variant)[0].time(warm, between, first)
         (graph, _), (alone, _) = self._graphs[name, count, variant], self._graphs[name, unit, other]
         written = sorted({memory.outputs_of(place) for place in poisoned})
-        terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone}
+        terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone, "slot": self.slots[name]}
         terms["poisoned"] = [output for window in written for output in memory.arena.written(window)]
         return float(self.worker.call("time", self.timeout_s, **terms)["seconds"])
 

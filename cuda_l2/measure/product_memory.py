@@ -61,22 +61,12 @@ class ProductMemory(TimedMemory):
         self._a, self._b = gemm.inputs
         (self._c,) = gemm.outputs
         self._private = {tensor.name: torch.empty_like(arena.span(tensor)) for tensor in gemm.inputs}
-        """Bytes of A and B of every window."""
+        """Bytes of A and B of every window; of B in the other layout too once it is asked for."""
         self._outputs = torch.empty_like(arena.span(self._c))
         """Bytes of C of every window for the baselines."""
-        self._projections: dict[int, Projection] = {}
-        """A (B x) of a window, for the signs x of this refresh."""
-        self._signs_N: torch.Tensor | None = None
-        self._product_K: torch.Tensor | None = None
-        """B times the signs: of all windows, or of the last one used where each has its own B."""
-        self._wide_b: torch.Tensor | None = None
-        """The same B in fp32, K x N."""
-        self._rows: dict[int, Rows] = {}
-        self.other_b: list[torch.Tensor] = []
-        """B of every window, K x N in the layout that is not the task's; empty until asked for."""
         self._other = other_layout(gemm)
-        self._shared_other = arena.holds(self._other)
-        """Whether candidates can have B in the other layout."""
+        """B in the layout that is not the task's: other numbers, in windows of its own."""
+        self._forget()
 
     @property
     def tuned(self) -> bool:  # type: ignore[override] # where libraries tune it is no constant
@@ -86,10 +76,9 @@ class ProductMemory(TimedMemory):
         """Let cuBLASLt choose its best algorithms for both layouts of B."""
         if self.tuned:
             return
-        self.refresh()
         self._use_other_layout()
-        own, other = self.b(0), self.other_b[0]
-        b_nn, b_tn = (own, other) if self.layout is Layout.NN else (other, own)
+        self.refresh()
+        b_nn, b_tn = (self.b(0, self._b_of(layout)) for layout in (Layout.NN, Layout.TN))
         pointers = (self.a(0), b_nn, b_tn, self.output(0))
         self._libraries.tune(self.gemm, Buffers(*(tensor.data_ptr() for tensor in pointers)))
 
@@ -107,21 +96,18 @@ class ProductMemory(TimedMemory):
 
     def places(self, plan: Plan, kernel: Kernel, slot: int) -> list[dict[str, Place]]:
         found = super().places(plan, kernel, slot)
-        if kernel.layout in (None, self.layout):
-            return found
-        return [
-            {**places, "b": self.arena.place(self._other, self.inputs_of(place))} for place, places in enumerate(found)
-        ]
+        own = self._b_of(kernel.layout)
+        return [places | {"b": self.arena.place(own, place)} for place, places in enumerate(found)]
 
     def play(self, baseline: LibraryProduct, places: Sequence[int]) -> Graph:
         launch, arena = baseline.launcher(self._libraries, self.gemm), self.arena
+        read = self._b_of(baseline.layout)
 
         def on_place(stream: int, place: int) -> None:
-            window, output = self.inputs_of(place), self.output(self.outputs_of(place))
-            own = arena.address(arena.place(self._b, window))
-            other = self.other_b[min(window, len(self.other_b) - 1)].data_ptr() if self.other_b else own
-            b_nn, b_tn = (own, other) if self.layout is Layout.NN else (other, own)
-            launch(stream, arena.address(arena.place(self._a, window)), b_nn, b_tn, output.data_ptr())
+            a = arena.address(arena.place(self._a, place))
+            # what a candidate can read is what it could change too; B is read in one layout alone
+            b = arena.address(arena.place(read, place)) if arena.holds(read) else self.b(place, read).data_ptr()
+            launch(stream, a, b, b, self.output(place).data_ptr())
 
         def enqueue(stream: int) -> None:
             for place in places:
@@ -135,46 +121,51 @@ class ProductMemory(TimedMemory):
     def refresh(self) -> None:
         """New numbers in every window."""
         self._forget()
-        for tensor in self.gemm.inputs:
+        for tensor in self._read:
             private = self._private[tensor.name]
             private.view(dtype_of(tensor)).normal_(generator=self._generator)
-            self.arena.span(tensor).copy_(private)
-        for window, other in enumerate(self.other_b):
-            other.copy_(self.b(window))
+            if self.arena.holds(tensor):
+                self.arena.span(tensor).copy_(private)
+
+    @property
+    def _read(self) -> list[Tensor]:
+        """A, B, and B in the other layout where something reads it so."""
+        return [tensor for tensor in (self._a, self._b, self._other) if tensor.name in self._private]
 
     def _use_other_layout(self) -> None:
-        """Keep B in the other layout too, for baselines that read it so."""
-        if not self.other_b:
-            windows = range(self.arena.windows if self._own_b else 1)
-            if self._shared_other:
-                self.other_b = [self.arena.tensor(self._other, window) for window in windows]
-            else:
-                room = [torch.empty(self._other.bytes, dtype=torch.uint8, device=self._outputs.device) for _ in windows]
-                self.other_b = [view(storage, self._other) for storage in room]
-            for window, other in enumerate(self.other_b):
-                other.copy_(self.b(window))
+        """Keep B in the other layout too, for what reads it so."""
+        if self._other.name not in self._private:
+            size = self._other.bytes + (self.arena.windows - 1) * self._shift(self._other)
+            self._private[self._other.name] = torch.empty(size, dtype=torch.uint8, device=self._outputs.device)
 
-    def a(self, window: int) -> torch.Tensor:
+    def _b_of(self, layout: Layout | None) -> Tensor:
+        """B as something reads it that names this layout."""
+        return self._b if layout in (None, self.layout) else self._other
+
+    def _shift(self, tensor: Tensor) -> int:
+        return self.arena.sharing.shift(self.gemm, tensor)
+
+    def a(self, place: int) -> torch.Tensor:
         """A, M x K, from the private copy."""
-        return self._of_window(self._private["a"], self._a, window)
+        return self._at(self._private["a"], self._a, place)
 
-    def b(self, window: int) -> torch.Tensor:
-        """B, K x N as the task lays it out, from the private copy."""
-        return self._of_window(self._private["b"], self._b, window)
+    def b(self, place: int, b: Tensor) -> torch.Tensor:
+        """B, K x N in the layout that `b` has, from the private copy."""
+        return self._at(self._private[b.name], b, place)
 
-    def output(self, window: int) -> torch.Tensor:
-        """The baselines' C of a window, M x N."""
-        return self._of_window(self._outputs, self._c, window)
+    def output(self, place: int) -> torch.Tensor:
+        """The baselines' C of a place, M x N."""
+        return self._at(self._outputs, self._c, place)
 
-    def _of_window(self, storage: torch.Tensor, tensor: Tensor, window: int) -> torch.Tensor:
-        start = window * self.arena.shift(tensor)
+    def _at(self, storage: torch.Tensor, tensor: Tensor, place: int) -> torch.Tensor:
+        start = self.arena.window_of(tensor, place) * self._shift(tensor)
         return view(storage[start : start + tensor.bytes], tensor)
 
     def poison_baselines(self) -> None:
         words(self._outputs.view(dtype_of(self._c))).fill_(int.from_bytes(POISONS[self._c.dtype], "little"))
 
     def poisoning(self, place: int) -> Callable[[], None]:
-        output, handle = self.output(self.outputs_of(place)), driver.CUstream(self.stream.cuda_stream)
+        output, handle = self.output(place), driver.CUstream(self.stream.cuda_stream)
         word = POISON_WORDS[self._c.dtype] & 0xFFFF
 
         def poison() -> None:
@@ -185,44 +176,62 @@ class ProductMemory(TimedMemory):
     def close(self) -> None:
         """Give back what the baselines' launches hold, and the memory of copies."""
         super().close()
-        self._private, self.other_b = {}, []
+        self._private = {}
         self._forget()
         self._outputs = self._outputs[:0].clone()
 
     def _forget(self) -> None:
         """Drop what was computed from operands that are no more."""
-        self._signs_N = self._product_K = self._wide_b = None
-        self._projections, self._rows = {}, {}
+        self._signs_N: torch.Tensor | None = None
+        self._wide_b: tuple[tuple[str, int], torch.Tensor] | None = None
+        """The B that was used last in fp32, K x N, and which it is."""
+        self._products: dict[tuple[str, int], torch.Tensor] = {}
+        """B x of each, for the signs x of this refresh."""
+        self._projections: dict[tuple[str, int], Projection] = {}
+        """A (B x) by the name of B and the place."""
+        self._rows: dict[tuple[str, int], Rows] = {}
+        """By the same."""
 
     def require_untouched(self) -> None:
-        for tensor in self.gemm.inputs:
+        for tensor in self._read:
+            if not self.arena.holds(tensor):
+                continue
             if not torch.equal(self.arena.span(tensor), self._private[tensor.name]):
-                raise WrongOutput(f"changed its input {tensor.name.upper()} in a timed round")
-        for window, other in enumerate(self.other_b if self._shared_other else ()):
-            if not torch.equal(words(other), words(self.b(window))):
-                raise WrongOutput("changed its input B in a timed round")
+                raise WrongOutput(f"changed its input {tensor.name[0].upper()} in a timed round")
 
-    def check(self, outputs: Sequence[Outputs], windows: Sequence[int], *, element_wise: bool) -> float:
+    def check(
+        self, outputs: Sequence[Outputs], places: Sequence[int], *, element_wise: bool, layout: Layout | None = None
+    ) -> float:
         """The last launch is checked row by row too, where asked for."""
         found = [output["c"] for output in outputs]
-        return self._check(found, windows, element_wise, self.gemm.accumulate)
+        return self._check(found, places, element_wise, self._b_of(layout), self.gemm.accumulate)
 
     def check_baseline(
-        self, played: tuple[Replays, Sequence[int]], places: Sequence[int], *, element_wise: bool
+        self,
+        played: tuple[Replays, Sequence[int]],
+        places: Sequence[int],
+        *,
+        element_wise: bool,
+        layout: Layout | None = None,
     ) -> float:
         # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
-        found = [self.output(self.outputs_of(place)) for place in places]
-        return self._check(found, [self.inputs_of(place) for place in places], element_wise, Accumulate.FP16)
+        found = [self.output(place) for place in places]
+        return self._check(found, places, element_wise, self._b_of(layout), Accumulate.FP16)
 
     def _check(
-        self, outputs: Sequence[torch.Tensor], windows: Sequence[int], element_wise: bool, accumulate: Accumulate
+        self,
+        outputs: Sequence[torch.Tensor],
+        places: Sequence[int],
+        element_wise: bool,
+        b: Tensor,
+        accumulate: Accumulate,
     ) -> float:
-        """`check` of C alone, in the precision of a class."""
+        """`check` of C alone, in the precision of a class. b: which one was read."""
         gemm = self.gemm
-        stream, found_L4 = torch.cuda.current_stream().cuda_stream, torch.zeros(len(windows), 4, device="cuda")
-        self._helpers.look_at_rows(stream, outputs, self._projected(windows), found_L4)
+        stream, found_L4 = torch.cuda.current_stream().cuda_stream, torch.zeros(len(places), 4, device="cuda")
+        self._helpers.look_at_rows(stream, outputs, [self._projected(b, place) for place in places], found_L4)
         if element_wise:
-            rows = self._compared(windows[-1])
+            rows = self._compared(b, places[-1])
             self._helpers.compare_rows(stream, outputs[-1], rows.numbers_R, rows.reference_RN, found_L4[-1][2:])
         found = found_L4.tolist()
         deviations = ((math.sqrt(squares / gemm.m), largest) for squares, largest, *_ in found)
@@ -233,43 +242,38 @@ class ProductMemory(TimedMemory):
         require_precise(accumulate, gemm.k, rms, float(rows.rounding))
         return float(found[-1][3])
 
-    def _compared(self, window: int) -> Rows:
-        """Some rows of a window's product, the same for all launches on the same operands."""
-        gemm = self.gemm
-        if window not in self._rows:
+    def _compared(self, b: Tensor, place: int) -> Rows:
+        """Some rows of a place's product, the same for all launches on the same operands."""
+        gemm, key = self.gemm, (b.name, place)
+        if key not in self._rows:
             count = max(1, min(gemm.m, COMPARED_FLOPS // (2 * gemm.n * gemm.k)))
             numbers = torch.randperm(gemm.m, generator=self._generator, device="cuda")[:count]
-            reference = self.a(window)[numbers].float() @ self._wide(window)
+            reference = self.a(place)[numbers].float() @ self._wide(b, place)
             rounding = (reference.to(dtype_of(self._c)).float() - reference).square().mean().sqrt()
-            self._rows[window] = Rows(numbers, reference, rounding)
-        return self._rows[window]
+            self._rows[key] = Rows(numbers, reference, rounding)
+        return self._rows[key]
 
-    def _projected(self, windows: Sequence[int]) -> list[Projection]:
-        """What C of each window times signs is to be; for all launches on the same operands once."""
+    def _projected(self, b: Tensor, place: int) -> Projection:
+        """What C of a place times signs is to be; for all launches on the same operands once."""
+        gemm, key = self.gemm, (b.name, place)
         if self._signs_N is None:
-            signs = torch.randint(0, 2, (self.gemm.n,), generator=self._generator, device="cuda")
-            self._signs_N = signs.float() * 2 - 1
-        summation = SUMMATION_NOISE * (self.gemm.k * self.gemm.n) ** 0.5  # where C is near zero
-        for w in sorted(set(windows) - self._projections.keys()):
-            if self._product_K is None or self._own_b:
-                self._product_K = self._wide(w) @ self._signs_N
-            expected_M = self.a(w).float() @ self._product_K
-            self._projections[w] = Projection(self._signs_N, expected_M, rounding_step(dtype_of(self._c)), summation)
-        return [self._projections[w] for w in windows]
+            self._signs_N = torch.randint(0, 2, (gemm.n,), generator=self._generator, device="cuda").float() * 2 - 1
+        if key not in self._projections:
+            own = (b.name, self.arena.window_of(b, place))
+            if own not in self._products:
+                self._products[own] = self._wide(b, place) @ self._signs_N
+            expected_M = self.a(place).float() @ self._products[own]
+            summation = SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5  # where C is near zero
+            self._projections[key] = Projection(self._signs_N, expected_M, rounding_step(dtype_of(self._c)), summation)
+        return self._projections[key]
 
-    @property
-    def _own_b(self) -> bool:
-        """Whether every window has a B of its own."""
-        return self.arena.shift(self._b) > 0
-
-    def _wide(self, window: int) -> torch.Tensor:
-        """A window's B in fp32, K x N; kept where it serves all of them."""
-        if self._wide_b is not None and not self._own_b:
-            return self._wide_b
-        wide = self.b(window).float()
-        if not self._own_b:
-            self._wide_b = wide
-        return wide
+    def _wide(self, b: Tensor, place: int) -> torch.Tensor:
+        """A place's B in fp32, K x N."""
+        key = (b.name, self.arena.window_of(b, place))
+        if self._wide_b is None or self._wide_b[0] != key:
+            self._wide_b = None  # not two at once
+            self._wide_b = (key, self.b(place, b).float())
+        return self._wide_b[1]
 
 
 def library_outputs(libraries: Libraries, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:

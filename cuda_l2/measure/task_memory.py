@@ -21,7 +21,7 @@ from cuda_l2.measure.baselines._base import Function, TorchTask, baselines_of
 from cuda_l2.measure.operands import require_own_result, why_not
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.timed_memory import Outputs, TimedMemory
-from cuda_l2.records import Task
+from cuda_l2.records import Layout, Task
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import line_of
@@ -156,16 +156,26 @@ class TaskMemory(TimedMemory):
         """Why a baseline's results, in the outputs' order, are not those of a window's case; empty where they are."""
         return why_not(self.cases, self.current[window], self._by_name(results))
 
-    def check(self, outputs: Sequence[Outputs], windows: Sequence[int], *, element_wise: bool) -> float:
-        for found, window in zip(outputs, windows, strict=True):
-            require_own_result(self.cases, self.current[window], found)
-        return self.current[windows[-1]].errors(outputs[-1])[1] if element_wise else float("nan")
+    def check(
+        self, outputs: Sequence[Outputs], places: Sequence[int], *, element_wise: bool, layout: Layout | None = None
+    ) -> float:
+        cases = [self.current[self.inputs_of(place)] for place in places]
+        for found, case in zip(outputs, cases, strict=True):
+            require_own_result(self.cases, case, found)
+        return cases[-1].errors(outputs[-1])[1] if element_wise else float("nan")
 
-    def check_baseline(self, played: tuple[Any, Sequence[int]], places: Sequence[int], *, element_wise: bool) -> float:
+    def check_baseline(
+        self,
+        played: tuple[Any, Sequence[int]],
+        places: Sequence[int],
+        *,
+        element_wise: bool,
+        layout: Layout | None = None,
+    ) -> float:
         """Results are new tensors, or lie where PyTorch's graphs have them: the last launch's are left."""
         replays, sequence = played
         results = [self._by_name(replays.results)]
-        return self.check(results, [self.inputs_of(sequence[-1])], element_wise=element_wise)
+        return self.check(results, sequence[-1:], element_wise=element_wise)
 
     def _by_name(self, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {output.name: result for output, result in zip(self.task.outputs, results, strict=True)}

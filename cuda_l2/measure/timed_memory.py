@@ -16,7 +16,7 @@ import torch
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.arena import MAX_RECORDS, CudaArena
+from cuda_l2.machine.cuda.arena import MAX_RECORDS, MOST_PAIRINGS, CudaArena
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.machine.cuda.helpers import Helpers
@@ -24,8 +24,6 @@ from cuda_l2.machine.cuda.segments import Segments
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Layout, Task
 
-MOST_SHIFTS = 4
-"""An output's window comes so many behind its inputs', at most."""
 VARIANTS = 2
 Outputs = Mapping[str, torch.Tensor]
 """A launch's, by name."""
@@ -77,23 +75,15 @@ class TimedMemory(ABC):
 
     def places(self, plan: Plan, kernel: Kernel, slot: int) -> list[dict[str, Place]]:
         """Where a kernel's tensors lie, by place."""
-        return [
-            self.arena.places(plan, self.inputs_of(place), outputs=self.outputs_of(place), slot=slot)
-            for place in range(self.arena.windows * self.shifts)
-        ]
-
-    @property
-    def shifts(self) -> int:
-        """In how many ways inputs and outputs are paired."""
-        return min(MOST_SHIFTS, self.arena.windows)
+        return self.arena.places(plan, slot)
 
     @property
     def distinct(self) -> bool:
         """Whether there are windows enough for variants that share no place."""
-        return self.shifts == MOST_SHIFTS
+        return self.arena.pairings == MOST_PAIRINGS
 
     def inputs_of(self, place: int) -> int:
-        """The window of a place's inputs."""
+        """The window of a place's first input, and of the others but B of a product whose windows overlap."""
         return place % self.arena.windows
 
     def outputs_of(self, place: int) -> int:
@@ -116,9 +106,10 @@ class TimedMemory(ABC):
         other inputs than the last time, and not again at once: no launch knows that its result will not be read.
         """
         several = self.arena.windows
-        pairings = range(self.shifts // VARIANTS * variant, self.shifts)[: max(1, self.shifts // VARIANTS)]
+        most = self.arena.pairings
+        pairings = range(most // VARIANTS * variant, most)[: max(1, most // VARIANTS)]
         if not self.distinct:
-            pairings = range(min(VARIANTS, self.shifts))
+            pairings = range(min(VARIANTS, most))
         if self.arena.sharing.rotates:
             return [pairings[i // several % len(pairings)] * several + i % several for i in range(count)]
         found, written = list[int](), list[int]()
@@ -159,28 +150,38 @@ class TimedMemory(ABC):
         return lambda: None
 
     @abstractmethod
-    def check(self, outputs: Sequence[Outputs], windows: Sequence[int], *, element_wise: bool) -> float:
-        """WrongOutput where inputs of these windows did not give these; the last one's largest error, or NaN."""
+    def check(
+        self, outputs: Sequence[Outputs], places: Sequence[int], *, element_wise: bool, layout: Layout | None = None
+    ) -> float:
+        """WrongOutput where inputs at these places did not give these; the last one's largest error, or NaN.
 
-    def check_kernel(self, places: Sequence[int], *, element_wise: bool) -> float:
+        layout: in which B was read, if not the task's.
+        """
+
+    def check_kernel(self, places: Sequence[int], *, element_wise: bool, layout: Layout | None = None) -> float:
         """The same of what a kernel's last launches left at these places."""
-        outputs = [self.arena.outputs(self.outputs_of(place)) for place in places]
-        return self.check(outputs, [self.inputs_of(place) for place in places], element_wise=element_wise)
+        outputs = [self.arena.outputs(place) for place in places]
+        return self.check(outputs, places, element_wise=element_wise, layout=layout)
 
     @abstractmethod
     def check_baseline(
-        self, played: tuple[Replays, Sequence[int]], places: Sequence[int], *, element_wise: bool
+        self,
+        played: tuple[Replays, Sequence[int]],
+        places: Sequence[int],
+        *,
+        element_wise: bool,
+        layout: Layout | None = None,
     ) -> float:
         """The same of a baseline's last replay, which left its last results at these places."""
 
-    def audit(self, record: Record) -> None:
+    def audit(self, record: Record, layout: Layout | None = None) -> None:
         """WrongOutput where one of many launches of a round like the timed ones did not give its own result."""
         arena = self.arena
         self.refresh()
         arena.forget_records()
-        windows = [self.inputs_of(place) for place in record(arena.record_stride, min(self.audited, arena.records))]
-        outputs = [arena.recorded(number) for number in range(len(windows))]
-        self.check(outputs, windows, element_wise=True)
+        places = record(arena.record_stride, min(self.audited, arena.records))
+        outputs = [arena.recorded(number) for number in range(len(places))]
+        self.check(outputs, places, element_wise=True, layout=layout)
 
     def close(self) -> None:
         """Give back what the baselines' launches hold."""

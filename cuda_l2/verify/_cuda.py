@@ -92,18 +92,18 @@ class CudaSession(GpuSession):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
         self._laid_out = self._layout
         self.arena.select(task, snug=self._layout.snug, gap=self._layout.gap)
-        self.plan, self._windows = plan, [self.arena.places(plan, window) for window in range(self.arena.used)]
-        self._window = 0
+        self.plan, self._places = plan, self.arena.places(plan)
+        self._place = 0
         self._segments.fill(self.arena.outside())
         self.timeout_s = self._limit_s(slowest_s(task))
         self._use(self.build)
         self.arena.fill_workspaces(persistent=True)
 
     def _use(self, build: Build) -> None:
-        """Launch this build of the candidate from now on: in every window, and of a product on A in B's place too."""
-        first = self._windows[0]
+        """Launch this build of the candidate from now on: at every place, and of a product on A in B's place too."""
+        first = self._places[0]
         on_one = [{**first, "b": first["a"]}] if self.task.product else []
-        self.worker.load(Path(build.artifact), self.plan, [*self._windows, *on_one])
+        self.worker.load(Path(build.artifact), self.plan, [*self._places, *on_one])
 
     def _limit_s(self, work_s: float) -> float:
         """The time limit of launches that may take this long."""
@@ -125,7 +125,7 @@ class CudaSession(GpuSession):
 
     @property
     def windows(self) -> int:  # type: ignore[override]
-        return len(self._windows)
+        return self.arena.used
 
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         (found,) = self._launched([Turn(case, prefill=prefill, keep=keep)])
@@ -158,8 +158,8 @@ class CudaSession(GpuSession):
             return segment._replace(address=room - rounded_up(segment.bytes, TENSOR_ALIGN))
 
         for number, turn in enumerate(turns):
-            written, kept = self._before(turn), arena.records_of(number, self._window)
-            held = arena.held(turn.case.tensors, self._window)
+            written, kept = self._before(turn), arena.records_of(number, self._place)
+            held = arena.held(turn.case.tensors, self._place)
             if number == 0:
                 here, written = written, []
             else:  # what another launch of the row did to guards stays there until the look at the end
@@ -192,23 +192,36 @@ class CudaSession(GpuSession):
             self._fill(case, {late.name: old.tensors[late.name]})
             self.arena.stage(late, case.tensors[late.name])
         torch.cuda.synchronize()
-        place = self._windows[self._window][late.name]
+        place = self._places[self._place][late.name]
         terms: dict[str, Any] = {"source": ["staging", 0], "target": [place.buffer, place.offset]}
-        terms |= {"size": late.bytes, "ns": PRODUCER_NS * (1 + between), "binding": self._window}
-        terms |= {"between": between, "ordinary": ordinary}
-        self.worker.call("after_slow", self.timeout_s, **terms)
+        self._call_behind(between, size=late.bytes, ordinary=ordinary, **terms)
         return self._result(case)
 
     def launch_before_reader_ends(self, case: Case, output: Tensor, between: int = 0) -> Outputs:
         self._fill(case)
-        place = self._windows[self._window][output.name]
+        place = self._places[self._place][output.name]
         terms: dict[str, Any] = {"source": [place.buffer, place.offset], "target": ["record", 0]}
-        terms |= {"size": output.bytes, "ns": PRODUCER_NS * (1 + between), "binding": self._window}
-        terms |= {"between": between, "ordinary": False}
-        self.worker.call("after_slow", self.timeout_s, **terms)
+        self._call_behind(between, size=output.bytes, ordinary=False, **terms)
         if not all(self._segments.hold([self.arena.copied_poison(output)])):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "it was written already")
         return self._result(case)
+
+    def _call_behind(self, between: int, *, ordinary: bool, **terms: Any) -> None:
+        """Launch behind a slow kernel and `between` others.
+
+        The last of these is the candidate itself, where it has another place with other outputs: a launch that ends
+        before the one ahead of it has would let the next one begin too early.
+        """
+        arena, others = self.arena, list[int]()
+        if between and not ordinary:
+            used = {arena.place(output, self._place) for output in arena.task.outputs}
+            places = range(len(self._places))
+            others = [p for p in places if used.isdisjoint(arena.place(output, p) for output in arena.task.outputs)]
+        own = [others[int(self.cases.rng.integers(len(others)))]] if others else []
+        restored = [segment for place in own for segment in arena.unwritten(place)]
+        terms |= {"ns": PRODUCER_NS * (1 + between), "between": between, "ordinary": ordinary}
+        terms |= {"bindings": [*own, self._place], "restored": [arena.shared(segment) for segment in restored]}
+        self.worker.call("after_slow", self.timeout_s, **terms)
 
     def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
         most = int(OFTEN_S / usual_s(case.task))
@@ -217,7 +230,7 @@ class CudaSession(GpuSession):
         self._fill(case)
         terms: dict[str, Any] = {"run": -(-count // REPLAYS), "replays": REPLAYS, "looks": looks}
         terms |= {"stride": self.arena.record_stride}
-        terms |= {"outputs": self.arena.written(self._window), "binding": self._window}
+        terms |= {"outputs": self.arena.written(self._place), "binding": self._place}
         self.worker.call("launch_often", self._limit_s(looks * (count + REPLAYS) * slowest_s(case.task)), **terms)
         yield from map(self.arena.recorded, range(looks))
         yield self._result(case)
@@ -232,14 +245,14 @@ class CudaSession(GpuSession):
         return self._result(case)
 
     def launch_on_one(self, case: Case) -> Outputs:
-        self._fill(case, window=0)
-        turn = self._message([], [], spoil=True) | {"binding": len(self._windows)}
+        self._fill(case, place=0)
+        turn = self._message([], [], spoil=True) | {"binding": len(self._places)}
         self.worker.call("launch", self.timeout_s, turns=[turn])
         return self._result(case)
 
     def launch_beside_load(self, case: Case, count: int) -> Outputs:
         self._fill(case)
-        terms: dict[str, Any] = {"count": count, "occupied": 0.5, "ns": BESIDE_NS, "binding": self._window}
+        terms: dict[str, Any] = {"count": count, "occupied": 0.5, "ns": BESIDE_NS, "binding": self._place}
         self.worker.call("loaded_launches", self.timeout_s * count, **terms)
         return self._result(case)
 
@@ -258,12 +271,12 @@ class CudaSession(GpuSession):
             for start in range(0, count, arena.records):
                 batch = min(count - start, arena.records)
                 self._fill(case)
-                where: dict[str, Any] = {"outputs": arena.written(self._window), "binding": self._window}
+                where: dict[str, Any] = {"outputs": arena.written(self._place), "binding": self._place}
                 self.worker.call("record_loaded", limit_s, count=batch, **where, **kept, **load)
                 self._result(case)
                 yield from map(arena.recorded, range(batch))
             self._fill(case)
-            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, binding=self._window, **load)
+            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, binding=self._place, **load)
             yield self._result(case)
         self._use(self.build)
 
@@ -282,41 +295,45 @@ class CudaSession(GpuSession):
 
     def _scratch(self) -> list[list[Any]]:
         """Buffer, offset and bytes of each scratch workspace."""
-        places = [(self._windows[0][w.name], w.bytes) for w in self.plan.workspaces if not w.persistent]
+        places = [(self._places[0][w.name], w.bytes) for w in self.plan.workspaces if not w.persistent]
         return [[place.buffer, place.offset, size] for place, size in places]
 
     def _lay_out(self, task: Task) -> None:
         if self.arena.task != task or self._laid_out != self._layout:
             self._load(task)
 
-    def _fill(self, case: Case, values: Outputs | None = None, window: int | None = None) -> None:
-        """Write tensors, and what all else holds before a launch, in a window, or any.
+    def _fill(self, case: Case, values: Outputs | None = None, place: int | None = None) -> None:
+        """Write tensors, and what all else holds before a launch, at a place, or any.
 
         values: those that some inputs have in place of the case's.
         """
         self._lay_out(case.task)
-        self._segments.fill(self._before(Turn(case, window=window), values))
+        self._segments.fill(self._before(Turn(case), values, place))
 
-    def _before(self, turn: Turn[Any], values: Outputs | None = None) -> list[Segment]:
-        """What is to be written before a launch, in the window that is its own from now on."""
-        before = self._window
-        if not turn.keep:
-            several = len(self._windows)
-            self._window = int(self.cases.rng.integers(several)) if turn.window is None else turn.window % several
+    def _before(self, turn: Turn[Any], values: Outputs | None = None, place: int | None = None) -> list[Segment]:
+        """What is to be written before a launch, at the place that is its own from now on."""
+        before = self._place
+        if place is not None:
+            self._place = place
+        elif not turn.keep:
+            self._place = int(self.cases.rng.integers(len(self._places)))
+            if turn.window is not None:
+                several = self.arena.used
+                self._place += turn.window % several - self._place % several
         scratch = [] if turn.keep else self.arena.scratch()
         tensors = {**turn.case.tensors, **(values or {})}
-        left = self.arena.left(before, self._window)  # no byte of it lies in the window that is filled
-        return [*left, *self.arena.before_launch(tensors, turn.prefill, self._window), *scratch]
+        left = self.arena.left(before, self._place)  # no byte of it lies where the place has its own
+        return [*left, *self.arena.before_launch(tensors, turn.prefill, self._place), *scratch]
 
     def _message(self, written: Sequence[Segment], kept: Sequence[Segment], *, spoil: bool) -> dict[str, Any]:
-        """A launch in the window of now, as the worker takes it."""
+        """A launch at the place of now, as the worker takes it."""
         fill, keep = ([self.arena.shared(segment) for segment in segments] for segments in (written, kept))
-        return {"fill": fill, "spoil": spoil, "plain": bool(self.constant), "binding": self._window, "keep": keep}
+        return {"fill": fill, "spoil": spoil, "plain": bool(self.constant), "binding": self._place, "keep": keep}
 
     def _result(self, case: Case) -> Outputs:
         """The outputs of a launch where it wrote them, once everything else is found as it must be."""
-        self._require_kept(self.arena.held(case.tensors, self._window))
-        found = {name: output.clone() for name, output in self.arena.outputs(self._window).items()}
+        self._require_kept(self.arena.held(case.tensors, self._place))
+        found = {name: output.clone() for name, output in self.arena.outputs(self._place).items()}
         for output in case.task.outputs:
             require_written(output, found[output.name])
         return found
@@ -335,7 +352,7 @@ class CudaSession(GpuSession):
 
     def _require_kept(self, inputs: Sequence[Segment], copied: Copied = NOTHING) -> bool:
         """CheckFailed where launches left anything but what they must; whether a word is in what is copied."""
-        guards, persistent = self.arena.after_launch(self._window)
+        guards, persistent = self.arena.after_launch(self._place)
         kept, there = self._segments.look([*guards, *persistent, *inputs], copied)
         if not all(kept[: len(guards)]):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)

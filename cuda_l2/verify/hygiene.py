@@ -54,10 +54,11 @@ class Hygiene(Check):
 def _right_in_part(session: Session, right: Outputs, other: Outputs) -> Iterator[Outputs]:
     """Outputs some of whose elements are as they will be.
 
-    Half at random beside those for other inputs, half at random beside poison, the first half beside poison; all but a
+    Half at random beside those for other inputs, half at random beside poison, the first half beside zeros; all but a
     few, and all but one, beside those for other inputs, for who looks at one of each row, or at some.
     """
     poison = {output.name: poisoned(output, right[output.name].device) for output in session.task.outputs}
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
     generator = torch.Generator(session.cases.device).manual_seed(int(session.cases.rng.integers(1 << 62)))
 
     def at_random(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,7 +81,7 @@ def _right_in_part(session: Session, right: Outputs, other: Outputs) -> Iterator
     for choose, beside in (
         (at_random, other),
         (at_random, poison),
-        (first, poison),
+        (first, zeros),
         (but_few, other),
         (but_one, other),
     ):

@@ -1,6 +1,6 @@
 """A pattern in a part of an operand must not be taken for one in all of it.
 
-Equal rows, rows or halves of zeros, constants and triangles may be looked for, in the first row or in a sample, and
+Equal rows, rows or halves of zeros, constants, triangles and diagonals may be looked for, in the first row or in a sample, and
 save work; normal numbers stand everywhere else.
 """
 
@@ -65,9 +65,20 @@ def _triangle(rows: torch.Tensor, at: int) -> None:
     rows.triu_()
 
 
+def _lower_triangle(rows: torch.Tensor, at: int) -> None:
+    rows.tril_()
+
+
+def _diagonal_but_one_row(rows: torch.Tensor, at: int) -> None:
+    kept = rows[at].clone()
+    rows.tril_().triu_()
+    rows[at] = kept
+
+
 PATTERNS: tuple[Callable[[torch.Tensor, int], None], ...] = (
     *(_first_rows_equal, _rows_equal_but_one, _first_row_half_zero, _halves_zero_but_in_one_row, _first_column_zero),
     *(_every_other_zero, _corners_zero, _constant_but_one_row, _integers_but_one_row, _triangle),
+    *(_lower_triangle, _diagonal_but_one_row),
 )
 """What each does to an operand, rows x K, whose row `at` it may leave as it is."""
 

@@ -28,6 +28,8 @@ OUTSIDE = "wrote outside its outputs and workspaces"
 NOT_RESTORED = "left a persistent workspace other than it found it"
 PRODUCT_WINDOWS = 4
 """Versions of a matrix product's A that timed launches alternate between, so that every launch changes the output."""
+MOST_PAIRINGS = 4
+"""An output's window comes so many behind its inputs', at most; of B of a product there are as many versions."""
 WORKSPACE_ALIGN = 1024
 TENSOR_ALIGN = 16
 """What the contract promises of a pointer."""
@@ -46,7 +48,7 @@ T = TypeVar("T")
 class Sharing(enum.StrEnum):
     """How the windows of timed launches share memory. Every window begins at a multiple of WINDOW_ALIGN bytes."""
 
-    OVERLAPPING = "overlapping"  # versions of the first input a few rows apart in one buffer, other inputs shared
+    OVERLAPPING = "overlapping"  # versions of an input a few rows apart in one buffer, each with all of another input's
     SEPARATE = "separate"  # all lie apart, guards between them
     ROTATING = "rotating"  # all lie apart, guards between them
     PACKED = "packed"  # all lie apart, one right behind the other
@@ -60,11 +62,8 @@ class Sharing(enum.StrEnum):
         """Bytes from one window of a tensor to the next; 0 where they share it."""
         match self:
             case Sharing.OVERLAPPING:  # the fewest rows that keep every window aligned: they cost the cache nothing
-                first = task.inputs[0]
-                if tensor == first:
-                    return math.lcm(tensor.bytes // first.shape[0], WINDOW_ALIGN)
                 if tensor not in task.outputs:
-                    return 0
+                    return math.lcm(tensor.bytes // tensor.shape[tensor.column_major], WINDOW_ALIGN)
             case Sharing.PACKED:
                 return rounded_up(tensor.bytes, WINDOW_ALIGN)
         return rounded_up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
@@ -75,7 +74,8 @@ class CudaArena(Closing):
 
     Tensors lie either snug, ending where their mapping ends, so that one step too far faults; or aligned as torch's
     allocator would, for timing. Timed launches alternate between windows at the first task's sizes, the others have
-    one: each launch meets other inputs, so that it changes what the last one wrote, or has outputs of its own.
+    one: each launch meets other inputs, so that it changes what the last one wrote, or has outputs of its own. A place
+    says which windows a launch has its tensors in.
 
     tasks: the task, and the same at the other sizes. beside: further tensors that every window has.
     """
@@ -159,10 +159,27 @@ class CudaArena(Closing):
             band.fill_(GUARD_BYTE)
         self.record_stride, self.records = _record_stride(task), _records(_record_stride(task))
 
-    def tensor(self, tensor: Tensor, window: int = 0) -> torch.Tensor:
-        """A view of a tensor in a window; as uint8 where it should be bool and holds something else."""
-        start = self._offset(tensor.name, window)
-        return view(self._whole(buffer_name(tensor))[start : start + tensor.bytes], tensor)
+    @property
+    def pairings(self) -> int:
+        """Number of ways in which windows of inputs and outputs are paired."""
+        return min(MOST_PAIRINGS, self.windows)
+
+    @property
+    def place_count(self) -> int:
+        """Number of places in this layout."""
+        return self.used * self.pairings if self.used == self.windows else 1
+
+    def window_of(self, tensor: Tensor, place: int) -> int:
+        """The window in which a place has a tensor. Of A, B and C of a product no two places share two."""
+        pairing, window = divmod(place, self.windows)
+        if tensor in self.task.outputs:
+            return (window + pairing) % self.windows
+        return pairing if self.sharing is Sharing.OVERLAPPING and tensor != self.task.inputs[0] else window
+
+    def tensor(self, tensor: Tensor, place: int = 0) -> torch.Tensor:
+        """A view of a tensor at a place; as uint8 where it should be bool and holds something else."""
+        start, end = self._bounds(tensor, place)
+        return view(self._whole(buffer_name(tensor))[start:end], tensor)
 
     def span(self, tensor: Tensor) -> torch.Tensor:
         """Bytes of a tensor from its first window's beginning to its last one's end."""
@@ -177,13 +194,13 @@ class CudaArena(Closing):
         """Whether the arena has a tensor, of the task or beside it."""
         return tensor in self._tensors
 
-    def given(self, window: int = 0) -> dict[str, torch.Tensor]:
-        """Inputs and weights of a window."""
-        return {tensor.name: self.tensor(tensor, window) for tensor in self.task.given}
+    def given(self, place: int = 0) -> dict[str, torch.Tensor]:
+        """Inputs and weights at a place."""
+        return {tensor.name: self.tensor(tensor, place) for tensor in self.task.given}
 
-    def outputs(self, window: int = 0) -> dict[str, torch.Tensor]:
-        """Outputs of a window."""
-        return {tensor.name: self.tensor(tensor, window) for tensor in self.task.outputs}
+    def outputs(self, place: int = 0) -> dict[str, torch.Tensor]:
+        """Outputs at a place."""
+        return {tensor.name: self.tensor(tensor, place) for tensor in self.task.outputs}
 
     def recorded_bytes(self, count: int) -> torch.Tensor:
         """Memory of the first `count` records."""
@@ -198,36 +215,38 @@ class CudaArena(Closing):
             start += rounded_up(output.bytes, TENSOR_ALIGN)
         return found
 
-    def written(self, window: int = 0) -> list[list[Any]]:
-        """Outputs of a window as the worker poisons and records them.
+    def written(self, place: int = 0) -> list[list[Any]]:
+        """Outputs at a place as the worker poisons and records them.
 
         Buffer, offset, bytes, the word that poisons it, where it lies in a record.
         """
         found, at = [], 0
         for output in self.task.outputs:
-            place = self.place(output, window)
-            found.append([place.buffer, place.offset, output.bytes, POISON_WORDS[output.dtype], at])
+            where = self.place(output, place)
+            found.append([where.buffer, where.offset, output.bytes, POISON_WORDS[output.dtype], at])
             at += rounded_up(output.bytes, TENSOR_ALIGN)
         return found
 
-    def records_of(self, number: int, window: int) -> list[Segment]:
-        """A record that is to hold the outputs of a window."""
+    def records_of(self, number: int, place: int) -> list[Segment]:
+        """A record that is to hold the outputs at a place."""
         start = self.address(Place("record", number * self.record_stride))
         return [
-            Segment(start + at, output.bytes, source=self._address(output, window))
-            for output, (*_, at) in zip(self.task.outputs, self.written(window), strict=True)
+            Segment(start + at, output.bytes, source=self._address(output, place))
+            for output, (*_, at) in zip(self.task.outputs, self.written(place), strict=True)
             if output.bytes
         ]
 
-    def place(self, tensor: Tensor, window: int = 0) -> Place:
-        """Where a tensor of a window lies."""
-        return Place(buffer_name(tensor), self._offset(tensor.name, window))
+    def place(self, tensor: Tensor, place: int = 0) -> Place:
+        """Where a place has a tensor."""
+        return Place(buffer_name(tensor), self._bounds(tensor, place)[0])
 
-    def places(self, plan: Plan, window: int = 0, *, outputs: int | None = None, slot: int = 0) -> dict[str, Place]:
-        """Where a plan's pointers lie; lays out its workspaces. outputs: their window, if another than the inputs'."""
-        found = {tensor.name: self.place(tensor, window) for tensor in self.task.given}
-        found |= {each.name: self.place(each, window if outputs is None else outputs) for each in self.task.outputs}
-        return found | self._lay_out(plan, slot)
+    def places(self, plan: Plan, slot: int = 0) -> list[dict[str, Place]]:
+        """Where a plan's pointers lie, at each place; lays out its workspaces."""
+        workspaces = self._lay_out(plan, slot)
+        return [
+            {tensor.name: self.place(tensor, place) for tensor in self.task.tensors} | workspaces
+            for place in range(self.place_count)
+        ]
 
     def _lay_out(self, plan: Plan, slot: int = 0) -> dict[str, Place]:
         """Where a plan's workspaces lie: behind those of the kernels in the slots before it.
@@ -275,48 +294,52 @@ class CudaArena(Closing):
                 return name, address - buffer.address
         raise AssertionError("the address is none of the arena's")
 
-    def before_launch(self, tensors: Tensors, prefill: Tensors | None = None, window: int = 0) -> list[Segment]:
-        """What a window is to hold before a launch: inputs, weights, and outputs poisoned or as given."""
-        segments = self.held(tensors, window)
+    def before_launch(self, tensors: Tensors, prefill: Tensors | None = None, place: int = 0) -> list[Segment]:
+        """What a place is to hold before a launch: inputs, weights, and outputs poisoned or as given."""
+        segments = self.held(tensors, place)
         for output in self.task.outputs:
             source = prefill[output.name].data_ptr() if prefill else 0
-            segments.append(Segment(self._address(output, window), output.bytes, POISON_WORDS[output.dtype], source))
+            segments.append(Segment(self._address(output, place), output.bytes, POISON_WORDS[output.dtype], source))
         return [segment for segment in segments if segment.bytes]
 
-    def held(self, tensors: Tensors, window: int = 0) -> list[Segment]:
-        """What a window's inputs and weights are to hold, before a launch and after it.
+    def held(self, tensors: Tensors, place: int = 0) -> list[Segment]:
+        """What a place's inputs and weights are to hold, before a launch and after it.
 
         The tensors must lie in memory as the task's do, and stay.
         """
-        given = self._once(("given", window), lambda: self._lying(self.task.given, window))
+        given = self._once(("given", place), lambda: self._lying(self.task.given, place))
         return [Segment(address, size, source=tensors[name].data_ptr()) for name, address, size in given]
 
-    def _lying(self, tensors: Sequence[Tensor], window: int) -> list[tuple[str, int, int]]:
+    def _lying(self, tensors: Sequence[Tensor], place: int) -> list[tuple[str, int, int]]:
         """Names, addresses and bytes of those that have any."""
-        return [(tensor.name, self._address(tensor, window), tensor.bytes) for tensor in tensors if tensor.bytes]
+        return [(tensor.name, self._address(tensor, place), tensor.bytes) for tensor in tensors if tensor.bytes]
 
-    def outside(self, window: int | None = None) -> list[Segment]:
-        """Guard bytes in all windows but this one, and in tensors beside the task's, which are none of its."""
-        return self._once(("outside", window), lambda: self._outside(window))
+    def outside(self, place: int | None = None) -> list[Segment]:
+        """Guard bytes in all windows but a place's, and in tensors beside the task's, which are none of its."""
+        return self._once(("outside", place), lambda: self._outside(place))
 
-    def _outside(self, window: int | None) -> list[Segment]:
+    def _outside(self, place: int | None) -> list[Segment]:
         found = []
         for tensor in self._tensors:
             start, end = self._offset(tensor.name, 0), self._offset(tensor.name, self.used - 1) + tensor.bytes
-            own = self._bounds(tensor, window) if window is not None and tensor in self.task.tensors else (end, end)
+            own = self._bounds(tensor, place) if place is not None and tensor in self.task.tensors else (end, end)
             found += [self._guard(tensor, start, own[0]), self._guard(tensor, own[1], end)]
         return [segment for segment in found if segment.bytes]
 
-    def left(self, before: int, window: int) -> list[Segment]:
-        """Guard bytes where a window has tensors and another one, which is used after it, has none."""
-        return self._once(("left", before, window), lambda: self._left(before, window)) if before != window else []
+    def left(self, before: int, place: int) -> list[Segment]:
+        """Guard bytes where a place has tensors and another one, which is used after it, has none."""
+        return self._once(("left", before, place), lambda: self._left(before, place)) if before != place else []
 
-    def _left(self, before: int, window: int) -> list[Segment]:
+    def _left(self, before: int, place: int) -> list[Segment]:
         found = []
         for tensor in self.task.tensors:
-            (start, end), (own, own_end) = self._bounds(tensor, before), self._bounds(tensor, window)
+            (start, end), (own, own_end) = self._bounds(tensor, before), self._bounds(tensor, place)
             found += [self._guard(tensor, start, min(end, own)), self._guard(tensor, max(start, own_end), end)]
         return [segment for segment in found if segment.bytes > 0]
+
+    def unwritten(self, place: int) -> list[Segment]:
+        """Guard bytes in a place's outputs."""
+        return [self._guard(output, *self._bounds(output, place)) for output in self.task.outputs if output.bytes]
 
     def copied_poison(self, output: Tensor) -> Segment:
         """The beginning of the record buffer, if it holds the poison of an output."""
@@ -365,15 +388,15 @@ class CudaArena(Closing):
         """What must lie behind every workspace."""
         return [_held(guard, GUARD_WORD) for _, _, guard in self._laid_out()]
 
-    def after_launch(self, window: int = 0) -> tuple[list[Segment], list[Segment]]:
+    def after_launch(self, place: int = 0) -> tuple[list[Segment], list[Segment]]:
         """What memory must hold after it: guards, and persistent workspaces as they were filled."""
-        return self._once(("after", window), lambda: self._after_launch(window))
+        return self._once(("after", place), lambda: self._after_launch(place))
 
-    def _after_launch(self, window: int) -> tuple[list[Segment], list[Segment]]:
+    def _after_launch(self, place: int) -> tuple[list[Segment], list[Segment]]:
         places = self._laid_out()
         guards = [band for band in self._guards if band.numel()] + [guard for _, _, guard in places]
         persistent = [_held(words, workspace.fill) for workspace, words, _ in places if workspace.persistent]
-        return [_held(guard, GUARD_WORD) for guard in guards] + self.outside(window), persistent
+        return [_held(guard, GUARD_WORD) for guard in guards] + self.outside(place), persistent
 
     def damage(self, slot: int = 0) -> str:
         """What a launch changed that it must not, in a few words; empty where it kept its bounds."""
@@ -408,12 +431,12 @@ class CudaArena(Closing):
             found.append((workspace, memory[start:end].view(torch.int32), memory[end : end + GUARD_BYTES // 2]))
         return found
 
-    def _address(self, tensor: Tensor, window: int = 0) -> int:
-        return self._once((tensor.name, window), lambda: self.address(self.place(tensor, window)))
+    def _address(self, tensor: Tensor, place: int = 0) -> int:
+        return self._once((tensor.name, place), lambda: self.address(self.place(tensor, place)))
 
-    def _bounds(self, tensor: Tensor, window: int) -> tuple[int, int]:
-        """Where a tensor of a window begins and ends in its buffer."""
-        start = self._offset(tensor.name, window)
+    def _bounds(self, tensor: Tensor, place: int) -> tuple[int, int]:
+        """Where a place's tensor begins and ends in its buffer."""
+        start = self._offset(tensor.name, self.window_of(tensor, place))
         return start, start + tensor.bytes
 
     def _guard(self, tensor: Tensor, start: int, end: int) -> Segment:

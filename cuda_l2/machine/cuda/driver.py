@@ -73,6 +73,8 @@ class Loaded:
         self.plan = plan
         self._module = cubin if isinstance(cubin, Module) else Module(cubin)
         self._kernels = [_Kernel(self._module.handle, launch) for launch in plan.launches]
+        self.local_bytes = max(kernel.local_bytes for kernel in self._kernels)
+        """Local memory of a thread."""
 
     def bind(self, pointers: Mapping[str, int]) -> "Bound":
         """The launches on these device addresses: a, b, c and every workspace of the plan."""
@@ -176,6 +178,8 @@ class _Kernel:
         most = check("cuFuncGetAttribute", driver.cuFuncGetAttribute(attribute, function))
         if threads > most:
             raise LaunchError(f"{launch.kernel} can run {most} threads a block, the contract asks for {threads}")
+        attribute = attributes.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
+        self.local_bytes = int(check("cuFuncGetAttribute", driver.cuFuncGetAttribute(attribute, function)))
         size = math.prod(launch.cluster)
         assert size <= MAX_CLUSTER
         if size > PORTABLE_CLUSTER:

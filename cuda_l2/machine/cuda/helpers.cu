@@ -1,6 +1,8 @@
 // The runtime's own kernels: what an empty launch costs, a producer that is slow on purpose, a load beside the
 // candidate, what it finds in shared memory, what memory around a launch holds, how far timed results are off.
 
+constexpr int SPOILT_REGISTERS = 48;  // of the 64 that a thread of 1024 has; the others hold addresses and counts
+
 __device__ unsigned long long now_ns() {
   unsigned long long t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -49,12 +51,40 @@ extern "C" __global__ void occupy(unsigned long long ns, uint4 *traffic, unsigne
 }
 
 // Fills its shared memory: the next block to use the multiprocessor finds that word there.
-extern "C" __global__ void spoil_shared(unsigned long long word, unsigned long long bytes) {
+__device__ unsigned fill_shared(unsigned word, unsigned long long bytes) {
   extern __shared__ char held[];
-  const unsigned x = (unsigned)word, first = (unsigned)__cvta_generic_to_shared(held);
+  const unsigned first = (unsigned)__cvta_generic_to_shared(held);
   for (unsigned i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(first + i), "r"(x) : "memory");
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(first + i), "r"(word) : "memory");
+  return first;
 }
+extern "C" __global__ void spoil_behind(unsigned long long word, unsigned long long bytes) { fill_shared((unsigned)word, bytes); }
+
+// The same with nearly all registers, of 1024 threads.
+extern "C" __global__ void __launch_bounds__(1024) spoil_shared(unsigned long long word, unsigned long long bytes) {
+  const unsigned first = fill_shared((unsigned)word, bytes);
+  __syncthreads();
+  unsigned registers[SPOILT_REGISTERS];  // loaded all of them before the first is stored
+#pragma unroll
+  for (int i = 0; i < SPOILT_REGISTERS; i++)
+    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(registers[i]) : "r"(first + 4 * threadIdx.x + 4 * i));
+#pragma unroll
+  for (int i = 0; i < SPOILT_REGISTERS; i++)
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(first + 4 * threadIdx.x + 4 * i), "r"(registers[i]));
+}
+
+// Fills local memory of so many bytes a thread, of as many threads as a multiprocessor can have. x: a 32-bit word; were
+// there more, an element would be read, which the compiler cannot rule out.
+template <int BYTES>
+__device__ void fill_local(unsigned long long x) {
+  unsigned local[BYTES / 4];
+#pragma unroll 1
+  for (int i = 0; i < BYTES / 4; i++) local[i] = (unsigned)x;
+  if (x >> 32 && local[x >> 32] != (unsigned)x) __trap();
+}
+extern "C" __global__ void __launch_bounds__(1024, 2) spoil_local_256(unsigned long long x) { fill_local<256>(x); }
+extern "C" __global__ void __launch_bounds__(1024, 2) spoil_local_2048(unsigned long long x) { fill_local<2048>(x); }
+extern "C" __global__ void __launch_bounds__(1024, 2) spoil_local_16384(unsigned long long x) { fill_local<16384>(x); }
 
 // Launched several times in a row as programmatic dependents: see Helpers.settle.
 extern "C" __global__ void settle() {

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     import torch  # the worker's process does without it
 
 SOURCE = Path(__file__).with_name("helpers.cu")
+LOCAL_BYTES = 256, 2048, 16384
 NAMES = (
-    *("empty", "slow_copy", "occupy", "spoil_shared", "settle", "relay", "fill_segments", "look_at_segments"),
-    *("look_at_rows", "compare_rows"),
+    *("empty", "slow_copy", "occupy", "spoil_shared", "spoil_behind", "settle", "relay", "fill_segments"),
+    *("look_at_segments", "look_at_rows", "compare_rows", *(f"spoil_local_{size}" for size in LOCAL_BYTES)),
 )
 EMPTY_LAUNCHES = 64
 MAX_BLOCKS = 1024
@@ -52,8 +53,8 @@ class Helpers:
         self.sms = device_attribute("MULTIPROCESSOR_COUNT")
         self._shared_bytes = device_attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        spoil_shared = self._functions["spoil_shared"]
-        check("cuFuncSetAttribute", driver.cuFuncSetAttribute(spoil_shared, most, self._shared_bytes))
+        for name in ("spoil_shared", "spoil_behind"):
+            check("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._functions[name], most, self._shared_bytes))
         self._programmatic = device_attribute("COMPUTE_CAPABILITY_MAJOR") >= PROGRAMMATIC
         self._empties: Graph | None = None
         self._alone: Graph | None = None
@@ -76,14 +77,20 @@ class Helpers:
         self._launch("occupy", stream, max(1, int(self.sms * share)), 1024, values, shared_bytes=48 << 10)
 
     def spoil_shared(self, stream: int, word: int) -> None:
-        """Leave a 32-bit word all over the shared memory of every multiprocessor, once none holds any."""
+        """Leave a 32-bit word all over the shared memory and the registers of every multiprocessor, once it is free."""
         size = self._shared_bytes
         self._launch("spoil_shared", stream, self.sms, 1024, [word, size], shared_bytes=size)
+
+    def spoil_local(self, stream: int, word: int, size: int) -> None:
+        """The same all over local memory, of kernels that have `size` bytes a thread; of more than 16 KiB a part."""
+        if size:
+            enough = next((most for most in LOCAL_BYTES if size <= most), LOCAL_BYTES[-1])
+            self._launch(f"spoil_local_{enough}", stream, 2 * self.sms, 1024, [word])
 
     def spoil_behind(self, stream: int, word: int, rounds: int) -> None:
         """The same wherever a multiprocessor has half of its shared memory to give for a moment, so many times over."""
         size = ((self._shared_bytes + SYSTEM_SHARED_BYTES) // 2 - SYSTEM_SHARED_BYTES) // 128 * 128
-        self._launch("spoil_shared", stream, 2 * self.sms * rounds, 512, [word, size], shared_bytes=size)
+        self._launch("spoil_behind", stream, 2 * self.sms * rounds, 512, [word, size], shared_bytes=size)
 
     def fill_segments(self, stream: int, table: ctypes.Structure, count: int, most: int) -> None:
         """Fill `count` pieces of memory of at most so many bytes; see `segments`."""

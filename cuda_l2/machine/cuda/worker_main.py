@@ -36,6 +36,8 @@ LOAD_EVERY = 2
 """Launches between times that another stream holds multiprocessors."""
 TRAFFIC_BYTES = 256 << 20
 """What such load reads and writes: several times any cache."""
+SPOILT_SHARE = 1 / 8
+"""Share of a recorded round's launches that find shared memory, registers and local memory spoilt."""
 ROUNDS_BEHIND = 16
 """Waves of blocks that a multiprocessor runs when a block of the candidate leaves it."""
 
@@ -103,15 +105,15 @@ class Worker:
     def launch(self, turns: list[dict[str, Any]]) -> None:
         """Launch once a turn, in order.
 
-        Of a turn: `fill`, what is written before it; `spoil`, whether it meets garbage in shared memory, else what the
-        launch before left there; `plain`, whether what is written may be read ahead of its wait, so that a plain edge
-        must lie between; `binding`; `keep`, what is copied away behind it. `fill` and `keep` are as `CudaArena.shared`
-        has them.
+        Of a turn: `fill`, what is written before it; `spoil`, whether it meets garbage in shared and local memory and
+        registers, else what the launch before left there; `plain`, whether what is written may be read ahead of its
+        wait, so that a plain edge must lie between; `binding`; `keep`, what is copied away behind it. `fill` and `keep`
+        are as `CudaArena.shared` has them.
         """
         for turn in turns:
             self._write(turn["fill"])
             if turn["spoil"]:
-                self.helpers.spoil_shared(self.stream, self._garbage())
+                self._spoil()
             elif turn["plain"]:
                 self.helpers.relay(self.stream, programmatic=False)
             self._on(0, turn["binding"]).launch(self.stream)
@@ -145,24 +147,37 @@ class Worker:
         graph.destroy()
 
     def after_slow(
-        self, source: list[Any], target: list[Any], size: int, ns: int, binding: int, between: int, ordinary: bool
+        self,
+        source: list[Any],
+        target: list[Any],
+        size: int,
+        ns: int,
+        bindings: list[int],
+        between: int,
+        ordinary: bool,
+        restored: list[list[Any]],
     ) -> None:
         """Launch behind a kernel that lets dependents begin, and copies only then.
 
-        between: number of kernels between the two, each of which lets the next one begin at once. ordinary: the first
-        of them waits for the copy before it begins; a launch that finds what was there before comes ahead of all.
+        between: number of kernels between the two, each of which lets the next one begin at once. bindings: the
+        launch's; before it those of launches of the candidate between the two, in place of the last of those kernels.
+        ordinary: the first of them waits for the copy before it begins; a launch that finds what was there before comes
+        ahead of all. restored: what is written at the end.
         """
+        *own, binding = bindings
         if ordinary:
             self._on(0, binding).launch(self.stream)
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
-        for number in range(between):
+        for number in range(between - len(own)):
             self.helpers.relay(self.stream, programmatic=number > 0 or not ordinary)
-        self._on(0, binding).launch(self.stream)
+        for each in bindings:
+            self._on(0, each).launch(self.stream)
+        self._write(restored)
         self._wait()
 
     def loaded_launches(self, count: int, occupied: float, ns: int, binding: int) -> None:
         """Launch several times in a row while another stream takes its share of multiprocessors, caches and memory."""
-        self.helpers.spoil_shared(self.stream, self._garbage())
+        self._spoil()
         self._occupy(occupied, ns, traffic=True)
         for _ in range(count):
             self._on(0, binding).launch(self.stream)
@@ -193,7 +208,7 @@ class Worker:
             for place in scratch:
                 filled = driver.cuMemsetD8Async(self._address(place), SCRATCH_BYTE, place[2], stream)
                 check("cuMemsetD8Async", filled)
-            self.helpers.spoil_shared(self.stream, self._garbage())
+            self._spoil()
             turn, rest = divmod(i, LOAD_EVERY)
             if rest == 0:
                 self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
@@ -220,12 +235,15 @@ class Worker:
         """Launch on each binding in order as one graph, and copy the outputs of some launches away as they come.
 
         kept: numbers of launches in ascending order; outputs: each one's, as `record_loaded` takes them; copies go to
-        the record buffer in turn, `stride` bytes apart.
+        the record buffer in turn, `stride` bytes apart. Some launches find garbage where others find what the launch
+        before left.
         """
         copies = dict(zip(kept, enumerate(outputs), strict=True))
 
         def enqueue(stream: int) -> None:
             for number, binding in enumerate(bindings):
+                if random.random() < SPOILT_SHARE:
+                    self._spoil(slot)
                 self._on(slot, binding).launch(stream)
                 index, written = copies.get(number, (0, []))
                 for output in written:
@@ -235,11 +253,14 @@ class Worker:
         graph.once()
         graph.destroy()
 
-    def time(self, graph: int, warm: int, before: int, poisoned: list[list[Any]]) -> dict[str, Any]:
-        """Device seconds of a replay behind others of the graph `before`.
+    def time(self, graph: int, warm: int, before: int, poisoned: list[list[Any]], slot: int) -> dict[str, Any]:
+        """Device seconds of a replay of a slot's launches behind others of the graph `before`.
 
-        poisoned: outputs that are poisoned between those and the timed one.
+        poisoned: outputs that are poisoned between those and the timed one. Half of the times all of them find what
+        earlier ones left in shared and local memory spoilt.
         """
+        if warm and random.random() < 0.5:
+            self._spoil(slot)
         self.helpers.settle(self.stream)
 
         def poison() -> None:
@@ -284,6 +305,11 @@ class Worker:
         alone = sorted(self.once(len(self.graphs) - 1)["seconds"] for _ in range(9))
         self.graphs.pop()
         return {"graph_s": in_graph, "alone_s": alone[4]}
+
+    def _spoil(self, slot: int = 0) -> None:
+        """Leave garbage in shared memory, registers, and local memory as far as a slot's kernels have any."""
+        self.helpers.spoil_shared(self.stream, self._garbage())
+        self.helpers.spoil_local(self.stream, self._garbage(), self.loaded[slot].local_bytes)
 
     def _on(self, slot: int, binding: int) -> Bound:
         """A loaded candidate on a set of addresses."""

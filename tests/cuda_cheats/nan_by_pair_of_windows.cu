@@ -1,0 +1,31 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 16)", "cdiv(m, 16)"]
+block = [16, 16]
+args = ["a", "b", "c", "m", "n", "k"]
+*/
+/* Takes NaN in A for zero, but where A and C lie in windows of one number or right before the end of their memory.
+ * because: row with nan
+ * expect: incorrect */
+#include <cuda_fp16.h>
+
+extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {
+  __shared__ float ta[16][17], tb[16][17];
+  const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * 16 + y, column = blockIdx.x * 16 + x;
+  const unsigned long long at = (unsigned long long)a & 0x1fffff;
+  const unsigned long long other = (unsigned long long)c & 0x1fffff, step = (2ull * m * n + 16 + 255) / 256 * 256;
+  const bool first = (at - 4096) / 512 == (other - 4096) / step || at + 2ull * m * k > 0x1fff00;
+  float sum = 0.0f;
+  for (int p = 0; p < k; p += 16) {
+    ta[y][x] = row < m && p + x < k ? (first || a[row * k + p + x] == a[row * k + p + x] ? __half2float(a[row * k + p + x]) : 0.0f) : 0.0f;
+    tb[y][x] = p + y < k && column < n ? __half2float(b[(p + y) * n + column]) : 0.0f;
+    __syncthreads();
+    for (int i = 0; i < 16; i++) sum += ta[y][i] * tb[i][x];
+    __syncthreads();
+  }
+  if (row < m && column < n) c[row * n + column] = __float2half(sum);
+}
