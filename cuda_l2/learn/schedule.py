@@ -144,10 +144,11 @@ class ScheduleTraining:
     @property
     def weights(self) -> Weights:
         """What was learnt so far."""
+        own = [lesson.task for lesson in self._lessons]
         return Weights(
             self._families,
             {name: tensor.detach().clone().contiguous() for name, tensor in self._network.state_dict().items()},
-            tuple(sorted({str(lesson.task) for lesson in (*self._lessons, *self._tabled)})),
+            tuple(sorted({str(task) for task in (*own, *(lesson.task for lesson in self._tabled))})),
             self._machines,
             self._settings.exemplars,
             self._settings.scores,
@@ -175,8 +176,8 @@ class ScheduleTraining:
             group["lr"] = settings.warm_learning_rate * slope
         lessons: list[Lesson | TableLesson] = [*self._drawn()]
         if self._tabled:
-            chosen = self._rng.choice(len(self._tabled), min(settings.tabled, len(self._tabled)), replace=False)
-            lessons += [self._tabled[i] for i in chosen]
+            count = min(settings.tabled, len(self._tabled))
+            lessons += [self._tabled[i] for i in self._rng.choice(len(self._tabled), count, replace=False)]
         questions = [lesson.question(settings, self._rng) for lesson in lessons]
         log_probs_BN, predicted_BN = self._network(questions)
         losses = []
