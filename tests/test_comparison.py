@@ -13,6 +13,7 @@ from statistics import median
 import made_world
 import numpy as np
 import pytest
+from llm_server import Say, serving
 from made_world import TARGET
 
 from cuda_l2.evaluator import Evaluator
@@ -95,6 +96,24 @@ def test_searchers_choose_among_several_families_which_do_not_serve_every_task()
         space = recorded_space(hopper, next(task for task in held_out if str(task) == curve.task))
         least = 6 if curve.searcher.startswith("kernel-tuner") else len(space.by_values)  # which may end before
         assert len(curve.regrets) >= min(9, least), curve.searcher
+
+
+def test_a_language_model_is_asked_once_and_its_answer_is_tried_first(world, tasks, space) -> None:
+    with serving([Say("Schedule 9 spills.\n3, 1, 3, 9999, 2")]) as server:
+        found = searched(f"openai:picks@{server.address}", world, tasks, space, most=12)
+    assert len(server.requests) == 1
+    asked = server.prompts[0]
+    assert str(space.task) in asked
+    assert space.choices[0].help in asked
+    listed = {int(line.partition(":")[0]): line.partition(": ")[2] for line in asked.splitlines() if line[0].isdigit()}
+    tried = [" ".join(f"{c.name}={v}" for c, v in zip(space.choices, values, strict=True)) for values in found.order]
+    assert tried[:3] == [listed[3], listed[1], listed[2]]
+    assert len(found.order) == 12
+
+
+def test_a_language_model_without_an_answer_ends_the_comparison(world, tasks, space) -> None:
+    with serving([Say("no such key", status=401)]) as server, pytest.raises(UserError, match="gave no answer"):
+        searched(f"openai:picks@{server.address}", world, tasks, space)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith("kernel-tuner")])

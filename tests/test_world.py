@@ -291,6 +291,8 @@ def test_held_out_tasks_are_always_the_same_and_never_learnt_from(world, tmp_pat
     (tmp_path / "held.txt").write_text("64x64x64  # small\n\n128x128x256\n")
     assert [str(task) for task in split(world.tasks, str(tmp_path / "held.txt"))[1]] == ["128x128x256", "64x64x64"]
     assert split(world.tasks, "")[1] == []
+    with pytest.raises(UserError, match="does not have"):
+        split(world.tasks, ",".join(f"{n}x{n}x{n}" for n in range(1, 99)))  # longer than a path may be
     for text, says in (("3", "at least one"), ("9x9x9", "does not have"), (",".join(SHAPES), "at least one")):
         with pytest.raises(UserError, match=says):
             split(world.tasks, text)

@@ -26,7 +26,8 @@ class CompareSettings:
     )
     """schedule (the policy, untrained), schedule:FILE (with trained weights), frozen, frozen:FILE (without updates),
     random, tpe, ranked (the kernels' own models), nearest (what was best on the nearest tasks), boosted (a cost model
-    of the search so far), transfer (the same, fitted on the other tasks before), kernel-tuner:STRATEGY."""
+    of the search so far), transfer (the same, fitted on the other tasks before), kernel-tuner:STRATEGY, or a language
+    model that is asked once which schedules to try, as openai:NAME@URL."""
     seeds: int = 5
     """Searches of each searcher on each task."""
     measurements: int = 64

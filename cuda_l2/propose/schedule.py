@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cuda_l2.propose._adam import Adam
 from cuda_l2.propose._base import Proposer, Space, Values, mutated
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._grpo import GrpoSettings
@@ -65,9 +66,7 @@ class SchedulePolicy(Proposer):
             self._settings = TRAINED
             self.name = f"schedule-{weights.fingerprint}"  # the archive keeps its state apart from an untrained one's
         self._reference = copy.deepcopy(self._network).requires_grad_(False)
-        self._optimizer = torch.optim.AdamW(
-            self._network.parameters(), lr=self._settings.learning_rate, weight_decay=0.0
-        )
+        self._optimizer = Adam(self._network, self._settings.learning_rate)
         self._rows: dict[Values, int] = {}  # of the candidates
         self._inputs = torch.empty(0, self._network.encoder.size)
         self._group: Group | None = None
@@ -177,7 +176,7 @@ class SchedulePolicy(Proposer):
         references = reference_of(self._reference, [group])
         for _ in range(self._settings.epochs):
             loss = group_loss(self._network, references, [group], [advantages_G], self._settings)
-            self._optimizer.zero_grad()
+            self._network.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self._network.parameters(), self._settings.max_gradient_norm)
             self._optimizer.step()

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cuda_l2.llm._base import is_model, open_model
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.propose._asked import AskedProposer
 from cuda_l2.propose._base import Maker, proposer_maker, proposer_names
 from cuda_l2.propose._recorded import RecordedSpace
 from cuda_l2.propose._transfer import NearestProposer, fitted_on
@@ -49,6 +52,9 @@ def searcher(name: str, known: Known, held_out: Sequence[Task]) -> Searcher:
         if weights:
             _require_unseen(name, weights, held_out)
         return _by_proposer(functools.partial(_policy, weights, kind == SCHEDULE))
+    if is_model(name):
+        model = open_model(name, ModelSettings())
+        return _by_proposer(lambda space, trials, rng: AskedProposer(space, rng, model))
     if detail or kind not in (*proposer_names(), NEAREST, TRANSFER):
         raise UserError(f"there is no searcher {name!r}; choose from {', '.join(names())}")
     if kind == NEAREST:
@@ -61,7 +67,7 @@ def searcher(name: str, known: Known, held_out: Sequence[Task]) -> Searcher:
 
 
 def names() -> list[str]:
-    """What a searcher may be called; FILE is of weights, NAME of a strategy."""
+    """What a searcher may be called; FILE is of weights, NAME of a strategy or, with URL, of a language model."""
     return [
         *proposer_names(),
         f"{SCHEDULE}:FILE",
@@ -70,6 +76,7 @@ def names() -> list[str]:
         NEAREST,
         TRANSFER,
         f"{kernel_tuner.NAME}:NAME",
+        "openai:NAME@URL",
     ]
 
 

@@ -1,0 +1,74 @@
+"""A language model that picks schedules in one question: it reads the task and a list, and answers numbers.
+
+Helion does so, and reports nearly its own search's quality with a tenth of the configurations. What the answer lacks is
+drawn at random.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from cuda_l2.llm._base import Message, Model, Outcome, Reply, Request
+from cuda_l2.propose._base import ABSENT, Proposer, Space, Values, draw
+from cuda_l2.records import Candidate, Trial
+from cuda_l2.system.errors import UserError
+
+LISTED = 128
+"""Schedules in the question, at most."""
+WANTED = 16
+"""Schedules that the answer should name."""
+ANSWER_TOKENS = 4096
+
+
+class AskedProposer(Proposer):
+    """Asks at its first proposal."""
+
+    def __init__(self, space: Space, rng: np.random.Generator, model: Model) -> None:
+        self._space, self._rng, self._model, self.name = space, rng, model, model.name
+        self._left: list[Values] | None = None
+
+    def propose(self, count: int) -> list[Candidate]:
+        """UserError where the model gives no answer."""
+        if self._left is None:
+            self._left = self._asked()
+        chosen, self._left = self._left[:count], self._left[count:]
+        chosen += [draw(self._space, self._rng) for _ in range(count - len(chosen))]
+        return [self._space.render(values, self.name) for values in chosen]
+
+    def observe(self, trials: Sequence[Trial]) -> None:
+        pass
+
+    def _asked(self) -> list[Values]:
+        modelled, drawn = self._space.ranked(LISTED // 2), self._space.some(LISTED, self._rng)
+        listed = list(dict.fromkeys([*modelled, *drawn]))[:LISTED]
+        listed = [listed[i] for i in self._rng.permutation(len(listed))]  # no place in the list says anything
+        replies: list[Reply] = []
+        messages = (Message("user", question(self._space, listed)),)
+        request = Request(messages, ANSWER_TOKENS, seed=int(self._rng.integers(1 << 31)))
+        self._model.ask([request], lambda _, reply: replies.append(reply))
+        if replies[0].outcome is not Outcome.ANSWERED:
+            raise UserError(f"{self.name} gave no answer: {replies[0].reason}")
+        last = replies[0].text.strip().rpartition("\n")[2]
+        numbers = dict.fromkeys(int(word) for word in re.findall(r"\d+", last))
+        return [listed[number - 1] for number in numbers if 1 <= number <= len(listed)]
+
+
+def question(space: Space, listed: Sequence[Values]) -> str:
+    """The task, the machine, what the choices mean, and the schedules by number."""
+    choices = [f"{choice.name}: {choice.help}" for choice in space.choices]
+    lines = [
+        f"{number}: " + " ".join(f"{c.name}={v}" for c, v in zip(space.choices, values, strict=True) if v != ABSENT)
+        for number, values in enumerate(listed, 1)
+    ]
+    return "\n".join(
+        [
+            f"Which of these kernel schedules are the fastest for the task {space.task} on {space.target.machine}?",
+            "Choices of a schedule:",
+            *choices,
+            "Schedules:",
+            *lines,
+            f"Answer with the numbers of the {WANTED} that you take to be the fastest, the fastest first. The last line"
+            " of your answer holds these numbers alone.",
+        ]
+    )
