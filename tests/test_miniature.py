@@ -81,7 +81,7 @@ def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeyp
     assert len(taught.held_out) == 1 and len(taught.trials[GEMM]) == 2
     (held,) = taught.held_out
     assert archive.best(GEMM, rig.target.machine, "search")[0].candidate.id == held.id
-    teacher.write_data(tmp_path / "data", taught, rig, FOLDER / "prompts", 0)
+    teacher.write_data(tmp_path / "data", taught, rig, teacher.Asking(FOLDER / "prompts"), 0)
     texts = [row["text"] for row in dataset.read(tmp_path / "data" / "corpus", "text")]
     assert len(texts) == 7 and any("int add" in text for text in texts)
     conversations = [row["messages"] for row in dataset.read(tmp_path / "data" / "collected", "sft")]

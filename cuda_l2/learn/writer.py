@@ -1,7 +1,7 @@
 """Questions to a model in training, and its answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Questions:
         parts = _question.parts(
             task,
             self.target,
-            [trial for trial in history if not self.hold_out.candidate(trial.candidate)],
+            [self._begun(trial) for trial in history if not self.hold_out.candidate(trial.candidate)],
             self.rng,
             exemplars=self.sampling.exemplars,
         )
@@ -44,6 +44,14 @@ class Questions:
         )
         (question,) = without_system(messages)
         return question.text
+
+    def _begun(self, trial: Trial) -> Trial:
+        """The trial with as much of its kernel as questions show."""
+        lines = self.sampling.exemplar_lines
+        if not lines:
+            return trial
+        source = "".join(trial.candidate.source.splitlines(keepends=True)[:lines])
+        return replace(trial, candidate=replace(trial.candidate, source=source))
 
 
 @dataclass(frozen=True)
