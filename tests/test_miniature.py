@@ -126,6 +126,18 @@ def test_a_row_of_the_table_counts_over_its_shapes() -> None:
     assert all(line.count("|") == cells(["a"]).count("|") for line in examine.head().split("\n"))
 
 
+def test_a_gain_is_of_medians_by_shape_with_an_interval() -> None:
+    def answers(shape, speedups):
+        return examine.Answers(shape, 4, 3, len(speedups), speedups, 0, 0, 0, "")
+
+    before = [answers("a", [0.2] * 4), answers("b", [0.1, 0.5, 0.6]), answers("c", [])]
+    after = [answers("a", [0.4] * 4), answers("b", [0.9, 1.0, 1.1]), answers("c", [0.9])]
+    assert examine.gain(before, after, ["a"]) == pytest.approx((2, 2, 2))
+    estimate, low, high = examine.gain(before, after, ["a", "b", "c"])
+    assert estimate == pytest.approx(2) and low < 2 < high
+    assert np.isnan(examine.gain(before, after, ["c"])[0])
+
+
 def test_the_contest_times_every_kernel_once_a_round(rig, target, monkeypatch) -> None:
     space = FamilySpace(families_for(GEMM, target)[0], GEMM, target)
     first, other = (space.render(values, "test") for values in ((1, 8, 4, 6), (1, 4, 1, 1)))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
 import torch
 from teacher import Asking, Teacher, question
 
@@ -178,6 +179,25 @@ def figures(
     shares = [count / correct if correct else math.nan for count in new]
     usual = [fmean(speedups), median(speedups)] if speedups else [math.nan, math.nan]
     return [built / asked, correct / asked, *usual, fmean(bests), fmean(ratios), *shares]
+
+
+def gain(before: Sequence[Answers], after: Sequence[Answers], shapes: Sequence[str]) -> tuple[float, float, float]:
+    """Ratio of the medians of correct answers, geometric mean over shapes, and its 95 % interval by bootstrap.
+
+    Shapes without a correct answer on either side are left out; NaN where none is left.
+    """
+    chosen = {answers.shape: answers.speedups for answers in before if answers.shape in shapes and answers.speedups}
+    pairs = [(chosen[each.shape], each.speedups) for each in after if each.speedups and each.shape in chosen]
+    if not pairs:
+        return math.nan, math.nan, math.nan
+    rng = np.random.default_rng(0)
+
+    def drawn(values: Sequence[float]) -> float:
+        return float(np.median(rng.choice(values, len(values))))
+
+    ratios = [math.exp(fmean(math.log(drawn(new) / drawn(old)) for old, new in pairs)) for _ in range(1000)]
+    estimate = math.exp(fmean(math.log(median(new) / median(old)) for old, new in pairs))
+    return estimate, *np.percentile(ratios, (2.5, 97.5)).tolist()
 
 
 COLUMNS = {

@@ -268,6 +268,14 @@ def _print(size: Miniature, title: str, outs: Sequence[Path], taught: teacher.Te
                 timed = json.loads((out / CONTEST).read_text())
                 seeds.append(examine.figures(examine.load(out / f"{name}-{shown}.json"), shapes, timed, training))
             print(examine.row(NAMES[name], seeds), flush=True)
+        for name in size.stages[1:] if len(outs) == 1 else ():
+            before, after = (examine.load(outs[0] / f"{each}-{shown}.json") for each in (size.begins_from(name), name))
+            estimate, low, high = examine.gain(before, after, shapes)
+            begins = NAMES[size.begins_from(name)]
+            if estimate > 0:
+                print(
+                    f"{NAMES[name]}: median {estimate:.2f} ({low:.2f} to {high:.2f}) times that of {begins}", flush=True
+                )
 
 
 if __name__ == "__main__":
