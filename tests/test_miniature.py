@@ -82,7 +82,7 @@ def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeyp
     assert len(taught.held_out) == 1 and len(taught.trials[GEMM]) == 2
     (held,) = taught.held_out
     assert archive.best(GEMM, rig.target.machine, "search")[0].candidate.id == held.id
-    teacher.write_data(tmp_path / "data", taught, rig, FOLDER / "prompts", 0)
+    teacher.write_data(tmp_path / "data", taught, rig, teacher.Asking(FOLDER / "prompts"), 0)
     texts = [row["text"] for row in dataset.read(tmp_path / "data" / "corpus", "text")]
     assert len(texts) == 7 and any("int add" in text for text in texts)
     conversations = [row["messages"] for row in dataset.read(tmp_path / "data" / "collected", "sft")]
@@ -125,6 +125,18 @@ def test_a_row_of_the_table_counts_over_its_shapes() -> None:
         "| x | 38% (0% to 75%) | 25% (0% to 50%) | 0.375 (0.375 to 0.375) | 0.375 (0.375 to 0.375) | 0.300 "
     )
     assert all(line.count("|") == cells(["a"]).count("|") for line in examine.head().split("\n"))
+
+
+def test_a_gain_is_of_medians_by_shape_with_an_interval() -> None:
+    def answers(shape, speedups):
+        return examine.Answers(shape, 4, 3, len(speedups), speedups, 0, 0, 0, "")
+
+    before = [answers("a", [0.2] * 4), answers("b", [0.1, 0.5, 0.6]), answers("c", [])]
+    after = [answers("a", [0.4] * 4), answers("b", [0.9, 1.0, 1.1]), answers("c", [0.9])]
+    assert examine.gain(before, after, ["a"]) == pytest.approx((2, 2, 2))
+    estimate, low, high = examine.gain(before, after, ["a", "b", "c"])
+    assert estimate == pytest.approx(2) and low < 2 < high
+    assert np.isnan(examine.gain(before, after, ["c"])[0])
 
 
 def test_the_contest_times_every_kernel_once_a_round(rig, target, monkeypatch) -> None:

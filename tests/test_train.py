@@ -279,12 +279,13 @@ def test_a_template_without_a_system_role_gets_it_with_the_question(small, pretr
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("tokens", [128, 192])  # 192: where cuDNN's gradients are NaN
-def test_gradients_with_padding_on_the_left_are_those_of_plain_attention(pretrained, device, tokens) -> None:
+@pytest.mark.parametrize("padding", [slice(70), slice(70, None)], ids=["left", "right"])
+def test_gradients_beside_padding_are_those_of_plain_attention(pretrained, device, tokens, padding) -> None:
     model = models.load(str(pretrained), "float32").model.to(device)
     assert model.config._attn_implementation == models.ATTENTION
     ids = torch.arange(2 * tokens, device=device).view(2, tokens) % 256
     mask = torch.ones_like(ids)
-    mask[0, :70] = 0
+    mask[0, padding] = 0
 
     def gradients() -> torch.Tensor:
         model.zero_grad()

@@ -190,7 +190,7 @@ def test_questions_show_what_was_just_found_and_nothing_held_out(rig, archive, f
     sampling = Sampling(temperature=1.0, prompt_tokens=4000, answer_tokens=100, exemplars=2, at_once=4)
     templates, rng = Templates(folder / "prompts"), np.random.default_rng(0)
     questions = Questions(rig.target, templates, sampling, HoldOut(), rng)
-    held = replace(questions, hold_out=HoldOut(ids=frozenset({Candidate(RIGHT).id})))
+    held = replace(questions, hold_out=HoldOut(ids=frozenset({Candidate(RIGHT).id})), held={})
 
     def tokens(text, **_):
         return {"input_ids": text.split()}
@@ -205,6 +205,8 @@ def test_questions_show_what_was_just_found_and_nothing_held_out(rig, archive, f
         judge.judge(GEMM, [answer(slower)])
         both = questions.ask(GEMM, judge.history(GEMM), tokens)
         assert RIGHT in both and slower in both
+        few = replace(questions, sampling=replace(sampling, exemplar_lines=3)).ask(GEMM, judge.history(GEMM), tokens)
+        assert "\n".join(RIGHT.splitlines()[:3]) in few and RIGHT.splitlines()[3] not in few
 
 
 def test_the_model_learns_its_own_right_kernels_and_goes_on_where_it_was(folder, tmp_path, monkeypatch, capsys) -> None:

@@ -28,6 +28,7 @@ def tokens(code: str) -> list[str]:
     return [found for found in _TOKEN.findall(code) if not found.startswith(("/*", "//"))]
 
 
+@lru_cache(8192)  # a model in training is asked about the same kernels at every step
 def digest(code: str) -> str:
     """Hash of the tokens: equal where only comments and layout differ."""
     return hashlib.sha256("\0".join(tokens(code)).encode(errors="replace")).hexdigest()[:16]

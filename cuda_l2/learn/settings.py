@@ -83,11 +83,12 @@ class Sampling:
     answer_tokens: int
     exemplars: int
     at_once: int
+    exemplar_lines: int = 0
 
     def __post_init__(self) -> None:
         for name in ("temperature", "prompt_tokens", "answer_tokens", "at_once"):
             _require(getattr(self, name) > 0, f"sampling.{name} must be above 0")
-        _require(self.exemplars >= 0, "sampling.exemplars must not be negative")
+        _require(min(self.exemplars, self.exemplar_lines) >= 0, "sampling.exemplars and lines must not be negative")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Questions to a model in training, and its answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from cuda_l2.llm.kinds import hf
 from cuda_l2.machine._base import Target
 from cuda_l2.propose import _question
 from cuda_l2.propose._prompt import Templates
-from cuda_l2.records import Task, Trial
+from cuda_l2.records import Candidate, Task, Trial
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,15 @@ class Questions:
     sampling: Sampling
     hold_out: HoldOut
     rng: np.random.Generator
+    held: dict[str, bool] = field(default_factory=dict)
+    """Whether a candidate is held out, by id: texts are compared once."""
 
     def ask(self, task: Task, history: Sequence[Trial], tokenizer: Any) -> str:
         """One question; its exemplars are drawn anew from the task's trials so far."""
         parts = _question.parts(
             task,
             self.target,
-            [trial for trial in history if not self.hold_out.candidate(trial.candidate)],
+            [self._begun(trial) for trial in history if not self._held_out(trial.candidate)],
             self.rng,
             exemplars=self.sampling.exemplars,
         )
@@ -44,6 +46,19 @@ class Questions:
         )
         (question,) = without_system(messages)
         return question.text
+
+    def _held_out(self, candidate: Candidate) -> bool:
+        if candidate.id not in self.held:
+            self.held[candidate.id] = self.hold_out.candidate(candidate)
+        return self.held[candidate.id]
+
+    def _begun(self, trial: Trial) -> Trial:
+        """The trial with as much of its kernel as questions show."""
+        lines = self.sampling.exemplar_lines
+        if not lines:
+            return trial
+        source = "".join(trial.candidate.source.splitlines(keepends=True)[:lines])
+        return replace(trial, candidate=replace(trial.candidate, source=source))
 
 
 @dataclass(frozen=True)

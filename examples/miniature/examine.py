@@ -4,12 +4,13 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
 import torch
-from teacher import Teacher, question
+from teacher import Asking, Teacher, question
 
 from cuda_l2.archive import Archive
 from cuda_l2.corpus.duplicates import digest, tokens
@@ -17,6 +18,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn import models
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.learn.writer import Writer
+from cuda_l2.llm._base import one_line
 from cuda_l2.measure.protocols import FINALS, SEARCH
 from cuda_l2.propose._answer import parse_answer
 from cuda_l2.records import BuildStatus, Candidate, Task, Trial
@@ -40,16 +42,16 @@ class Answers:
     novel_tree: int  # numbers left out as well
     held: int  # schedules of the best decile, which was held out
     best: str  # source of the fastest answer; empty where none is correct
+    wrong: list[str] = field(default_factory=list)  # status and reason of each answer that is not correct
 
 
 @dataclass(frozen=True)
 class Exam:
-    """How a model is asked. prompts: folder of the templates; exemplars: scored kernels in a question."""
+    """How a model is asked, and how often each question."""
 
-    prompts: Path
+    asking: Asking
     answers: int
     answer_tokens: int
-    exemplars: int
     seed: int
 
 
@@ -64,50 +66,73 @@ def histories(teacher: Teacher, machine: str, path: Path | None = None) -> dict[
 
 
 def examine(
-    folder: Path, shown: Mapping[Task, Sequence[Trial]], exam: Exam, teacher: Teacher, rig: Rig, archive: Archive
-) -> list[Answers]:
-    """Ask the model of the folder for every task. shown: the tasks, and whose scored kernels their questions show."""
+    folder: Path,
+    shown: Mapping[int, Mapping[Task, Sequence[Trial]]],
+    exam: Exam,
+    teacher: Teacher,
+    rig: Rig,
+    archive: Archive,
+) -> dict[int, list[Answers]]:
+    """Ask the model of the folder for tasks, once for each number of exemplars.
+
+    shown: by that number, the tasks, and whose scored kernels their questions show. A task's evaluator is opened once,
+    as libraries choose algorithms then.
+    """
     pupil = models.load(str(folder), "float32")
     sampling = Sampling(
         temperature=1.0,
         prompt_tokens=1,
         answer_tokens=exam.answer_tokens,
-        exemplars=exam.exemplars,
-        at_once=exam.answers * len(shown),
+        exemplars=0,
+        at_once=exam.answers * max(map(len, shown.values())),
     )
     writer = Writer(pupil.model.to(models.device()).eval(), pupil.tokenizer, sampling)
+    texts: dict[int, dict[Task, list[str]]] = {}
+    for exemplars, tasks in shown.items():
+        torch.manual_seed(exam.seed)
+        asked = [
+            question(task, history, rig, exam.asking, exemplars, exam.seed + number)
+            for task, history in tasks.items()
+            for number in range(exam.answers)
+        ]
+        written = iter(writer.write([writer.prompt_ids(text) for text in asked]))
+        texts[exemplars] = {
+            task: [writer.text(ids) for ids in itertools.islice(written, exam.answers)] for task in tasks
+        }
+    found: dict[int, list[Answers]] = {exemplars: [] for exemplars in shown}
+    for task in dict.fromkeys(task for tasks in shown.values() for task in tasks):
+        with Evaluator(task, rig) as evaluator:
+            for exemplars in (number for number, tasks in shown.items() if task in tasks):
+                found[exemplars].append(_judged(texts[exemplars][task], evaluator, archive, teacher))
+    return found
+
+
+def _judged(answers: Sequence[str], evaluator: Evaluator, archive: Archive, teacher: Teacher) -> Answers:
     known = [trial.candidate.source for trials in teacher.trials.values() for trial in trials]
     texts, trees = {digest(text) for text in known}, {tree(text) for text in known}
     held = {digest(candidate.source) for candidate in teacher.held_out}
-    torch.manual_seed(exam.seed)
-    asked = [
-        question(task, history, rig, exam.prompts, exam.exemplars, exam.seed + number)
-        for task, history in shown.items()
-        for number in range(exam.answers)
-    ]
-    written = iter(writer.write([writer.prompt_ids(text) for text in asked]))
-    found = []
-    for task in shown:
-        sources = [parse_answer(writer.text(ids)).source for ids in itertools.islice(written, exam.answers)]
-        with Evaluator(task, rig) as evaluator:
-            judged = judge_group(evaluator, archive, [Candidate(source, "miniature") for source in sources if source])
-            trials = [trial for trial, _ in judged]
-            right = [trial for trial in trials if trial.speedup]
-            best = max(right, key=lambda trial: trial.speedup, default=None)
-            found.append(
-                Answers(
-                    str(task),
-                    exam.answers,
-                    sum(trial.build.status is BuildStatus.BUILT for trial in trials),
-                    len(right),
-                    [round(trial.speedup, 4) for trial in right],
-                    sum(digest(trial.candidate.source) not in texts for trial in right),
-                    sum(tree(trial.candidate.source) not in trees for trial in right),
-                    sum(digest(trial.candidate.source) in held for trial in right),
-                    best.candidate.source if best else "",
-                )
-            )
-    return found
+    sources = [parse_answer(answer).source for answer in answers]
+    judged = judge_group(evaluator, archive, [Candidate(source, "miniature") for source in sources if source])
+    trials = [trial for trial, _ in judged]
+    right = [trial for trial in trials if trial.speedup]
+    best = max(right, key=lambda trial: trial.speedup, default=None)
+    return Answers(
+        str(evaluator.task),
+        len(answers),
+        sum(trial.build.status is BuildStatus.BUILT for trial in trials),
+        len(right),
+        [round(trial.speedup, 4) for trial in right],
+        sum(digest(trial.candidate.source) not in texts for trial in right),
+        sum(tree(trial.candidate.source) not in trees for trial in right),
+        sum(digest(trial.candidate.source) in held for trial in right),
+        best.candidate.source if best else "",
+        [f"{trial.candidate.id} {trial.status}: {one_line(trial.reason, 300)}" for trial in trials if not trial.speedup]
+        + [
+            f"no code: {one_line(answer[-300:], 300)}"
+            for answer, source in zip(answers, sources, strict=True)
+            if not source
+        ],
+    )
 
 
 def contest(shape: str, candidates: Sequence[Candidate], rig: Rig) -> dict[str, float]:
@@ -154,6 +179,25 @@ def figures(
     shares = [count / correct if correct else math.nan for count in new]
     usual = [fmean(speedups), median(speedups)] if speedups else [math.nan, math.nan]
     return [built / asked, correct / asked, *usual, fmean(bests), fmean(ratios), *shares]
+
+
+def gain(before: Sequence[Answers], after: Sequence[Answers], shapes: Sequence[str]) -> tuple[float, float, float]:
+    """Ratio of the medians of correct answers, geometric mean over shapes, and its 95 % interval by bootstrap.
+
+    Shapes without a correct answer on either side are left out; NaN where none is left.
+    """
+    chosen = {answers.shape: answers.speedups for answers in before if answers.shape in shapes and answers.speedups}
+    pairs = [(chosen[each.shape], each.speedups) for each in after if each.speedups and each.shape in chosen]
+    if not pairs:
+        return math.nan, math.nan, math.nan
+    rng = np.random.default_rng(0)
+
+    def drawn(values: Sequence[float]) -> float:
+        return float(np.median(rng.choice(values, len(values))))
+
+    ratios = [math.exp(fmean(math.log(drawn(new) / drawn(old)) for old, new in pairs)) for _ in range(1000)]
+    estimate = math.exp(fmean(math.log(median(new) / median(old)) for old, new in pairs))
+    return estimate, *np.percentile(ratios, (2.5, 97.5)).tolist()
 
 
 COLUMNS = {

@@ -60,7 +60,7 @@ def _train_and_examine(out: Path, seed: int, taught: teacher.Teacher, rig: Rig) 
     hold_out = out / "held.txt"
     hold_out.write_text("".join(f"{candidate.id}\n" for candidate in taught.held_out))
     if not (out / "data" / "collected").exists():
-        teacher.write_data(out / "data", taught, rig, PROMPTS, seed)
+        teacher.write_data(out / "data", taught, rig, teacher.Asking(PROMPTS), seed)
     for name in ("rl", "control"):  # exemplars begin with what fine-tuning saw
         with Archive(out / f"{name}.db") as archive:
             if not archive.trials():
@@ -98,9 +98,10 @@ def _examine(out: Path, name: str, shown: int, on_tasks: bool, taught: teacher.T
     if path.exists():
         return
     histories = examine.histories(taught, rig.target.machine, out / f"{name}.db" if on_tasks else None)
-    exam = examine.Exam(PROMPTS, ANSWERS, ANSWER_TOKENS, shown, seed)
+    exam = examine.Exam(teacher.Asking(PROMPTS), ANSWERS, ANSWER_TOKENS, seed)
     with Archive(out / "examined.db") as examined:
-        examine.save(path, examine.examine(out / name / "model", histories, exam, taught, rig, examined))
+        found = examine.examine(out / name / "model", {shown: histories}, exam, taught, rig, examined)
+        examine.save(path, found[shown])
 
 
 def _print(title: str, outs: Sequence[Path]) -> None:

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of torch would disturb timings
 
@@ -74,6 +75,8 @@ class Miniature:
     micro_batch: int = 0  # 0 for all answers of a step
     iterations: int = 1
     answers: int = 16
+    shown: tuple[int, ...] = (0, 2, 2)
+    exemplar_lines: int = 0
     answer_tokens: int = 160
     rl: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
@@ -83,6 +86,10 @@ class Miniature:
         """The stage whose model a stage begins from, of those that it goes through; empty for `model`."""
         begins = BEGINS_FROM.get(name, "")
         return begins if not begins or begins in self.stages else self.begins_from(begins)
+
+    @property
+    def asking(self) -> teacher.Asking:
+        return teacher.Asking(PROMPTS, self.exemplar_lines, self.shown)
 
     def few(self) -> "Miniature":
         """A dry run; with fewer steps of fine-tuning the model would have no right kernels to learn from."""
@@ -123,8 +130,11 @@ def main() -> None:
     run(size.few() if given.few else size, given.out, given.seeds, given.without_sandbox)
 
 
-def run(size: Miniature, folder: Path, seeds: Sequence[int], without_sandbox: bool = False) -> None:
-    """All of its stages for every seed, and the tables. What is done already is not done again."""
+def run(size: Miniature, folder: Path, seeds: Sequence[int], without_sandbox: bool = False, until: str = "") -> None:
+    """All of its stages for every seed, and the tables; up to stage `until` without tables.
+
+    What is done already is not done again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     outs = [folder / f"seed-{seed}" for seed in seeds]
     with open_rig(size.target) as rig, Archive(folder / "teacher.db") as archive:
@@ -132,17 +142,23 @@ def run(size: Miniature, folder: Path, seeds: Sequence[int], without_sandbox: bo
         taught = teacher.measure(tasks, size.schedules, rig, archive, size.families)
         for out, seed in zip(outs, seeds, strict=True):
             if not (out / "data" / "collected").exists():
-                teacher.write_data(out / "data", taught, rig, PROMPTS, seed, corpus="pretrained" in size.stages)
+                corpus = "pretrained" in size.stages
+                teacher.write_data(out / "data", taught, rig, size.asking, seed, corpus=corpus)
     for out, seed in zip(outs, seeds, strict=True):
         if not (out / CONTEST).exists():
-            _train_and_examine(size, out, seed, taught, without_sandbox)
+            _train_and_examine(size, out, seed, taught, without_sandbox, until)
+            if until:
+                continue
             _contest(size, out, taught)
         _print(size, f"Seed {seed}", [out], taught)
-    if len(outs) > 1:
+    if len(outs) > 1 and not until:
         _print(size, f"{len(outs)} seeds", outs, taught)
 
 
-def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Teacher, without_sandbox: bool) -> None:
+def _train_and_examine(
+    size: Miniature, out: Path, seed: int, taught: teacher.Teacher, without_sandbox: bool, until: str
+) -> None:
+    stages = size.stages[: size.stages.index(until) + 1] if until else size.stages
     hold_out = out / "held.txt"
     hold_out.write_text("\n".join([*size.held_shapes, *(candidate.id for candidate in taught.held_out)]) + "\n")
     for name in ("own", "rl", "control"):  # exemplars begin with what fine-tuning saw
@@ -153,7 +169,7 @@ def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Te
                         archive.append(trial)
 
     def stage(stage: str, name: str, *changes: str, data: str = "", archive: str = "") -> None:
-        if name not in size.stages or _examined(out, name):
+        if name not in stages or _examined(out, name):
             return
         begins = size.begins_from(name)
         settings = TrainSettings(
@@ -184,6 +200,7 @@ def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Te
         f"tuning.micro_batch={size.micro_batch or step}",
         f"tuning.learning_rate={size.rl_rate}",
         f"tuning.steps={size.rl_steps}",
+        f"sampling.exemplar_lines={size.exemplar_lines}",
     ]
     rl += size.rl
     stage("hgemm-rl", "rl", *rl, archive="rl")
@@ -207,16 +224,22 @@ def _drop(size: Miniature, out: Path) -> None:
 
 def _examine(size: Miniature, out: Path, name: str, archive: str, taught: teacher.Teacher, seed: int) -> None:
     """Examine the model without exemplars in the question, and with two."""
+    if _examined(out, name):
+        return
     with open_rig(size.target) as rig, Archive(out / "examined.db") as examined:
         histories = examine.histories(taught, rig.target.machine, out / f"{archive}.db" if archive else None)
+        wanted: dict[int, dict[Task, Sequence[Trial]]] = {}
         for shown in (0, 2):
-            path = out / f"{name}-{shown}.json"
-            if path.exists():
-                continue
             asked = [Gemm.parse(shape) for shape in (size.shapes if shown else (*size.shapes, *size.held_shapes))]
-            wanted: dict[Task, Sequence[Trial]] = {gemm: histories.get(gemm, ()) for gemm in asked}
-            exam = examine.Exam(PROMPTS, size.answers, size.answer_tokens, shown, seed)
-            examine.save(path, examine.examine(out / name / "model", wanted, exam, taught, rig, examined))
+            wanted[shown] = {gemm: histories.get(gemm, ()) for gemm in asked}
+        exam = examine.Exam(size.asking, size.answers, size.answer_tokens, seed)
+        found = examine.examine(out / name / "model", wanted, exam, taught, rig, examined)
+    for shown, answers in found.items():
+        examine.save(out / f"{name}-{shown}.json", answers)
+        for each in answers:
+            middle = f", median {median(each.speedups):.3f}" if each.speedups else ""
+            counts = f"{each.built} of {each.asked} build, {each.correct} are correct{middle}"
+            print(f"{NAMES[name]}, {shown} exemplars, {each.shape}: {counts}", flush=True)
 
 
 def _contest(size: Miniature, out: Path, taught: teacher.Teacher) -> None:
@@ -245,6 +268,14 @@ def _print(size: Miniature, title: str, outs: Sequence[Path], taught: teacher.Te
                 timed = json.loads((out / CONTEST).read_text())
                 seeds.append(examine.figures(examine.load(out / f"{name}-{shown}.json"), shapes, timed, training))
             print(examine.row(NAMES[name], seeds), flush=True)
+        for name in size.stages[1:] if len(outs) == 1 else ():
+            before, after = (examine.load(outs[0] / f"{each}-{shown}.json") for each in (size.begins_from(name), name))
+            estimate, low, high = examine.gain(before, after, shapes)
+            begins = NAMES[size.begins_from(name)]
+            if estimate > 0:
+                print(
+                    f"{NAMES[name]}: median {estimate:.2f} ({low:.2f} to {high:.2f}) times that of {begins}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -31,6 +31,15 @@ SNIPPETS, SNIPPET_CHARS = 150, 500
 
 
 @dataclass(frozen=True)
+class Asking:
+    """How questions are made. shown: exemplars of the questions to each kernel; exemplar_lines: of each; 0 for all."""
+
+    prompts: Path
+    exemplar_lines: int = 0
+    shown: tuple[int, ...] = (0, 2, 2)
+
+
+@dataclass(frozen=True)
 class Teacher:
     """Measured schedules: what may be shown, and what may not."""
 
@@ -77,14 +86,14 @@ def measure(
     return Teacher(kept, list(held_out.values()))
 
 
-def write_data(folder: Path, teacher: Teacher, rig: Rig, prompts: Path, seed: int, *, corpus: bool = True) -> None:
+def write_data(folder: Path, teacher: Teacher, rig: Rig, asking: Asking, seed: int, *, corpus: bool = True) -> None:
     """The datasets: of pretraining, code of headers and instruction, context and kernel as text; of fine-tuning."""
     rng = random.Random(seed)
     conversations = [
-        _conversation(task, trials, trial, rig, prompts, shown, seed + i)
+        _conversation(task, trials, trial, rig, asking, shown, seed + i)
         for task, trials in teacher.trials.items()
         for i, trial in enumerate(trials)
-        for shown in (0, 2, 2)
+        for shown in asking.shown
     ]
     if corpus:
         rendered = ["\n\n".join(turn["content"] for turn in turns) for turns in conversations]
@@ -104,19 +113,26 @@ def _pieces(rng: random.Random) -> list[str]:
     return rng.sample(pieces, min(SNIPPETS, len(pieces)))
 
 
-def question(task: Task, history: Sequence[Trial], rig: Rig, prompts: Path, exemplars: int, seed: int) -> str:
+def question(task: Task, history: Sequence[Trial], rig: Rig, asking: Asking, exemplars: int, seed: int) -> str:
     """What a model is asked here."""
-    sampling = Sampling(temperature=1.0, prompt_tokens=10_000, answer_tokens=1, exemplars=exemplars, at_once=1)
+    sampling = Sampling(
+        temperature=1.0,
+        prompt_tokens=10_000,
+        answer_tokens=1,
+        exemplars=exemplars,
+        exemplar_lines=asking.exemplar_lines,
+        at_once=1,
+    )
     rng = np.random.default_rng(seed)
-    return Questions(rig.target, Templates(prompts), sampling, HoldOut(), rng).ask(task, history, _words)
+    return Questions(rig.target, Templates(asking.prompts), sampling, HoldOut(), rng).ask(task, history, _words)
 
 
 def _conversation(
-    task: Task, trials: Sequence[Trial], wanted: Trial, rig: Rig, prompts: Path, exemplars: int, seed: int
+    task: Task, trials: Sequence[Trial], wanted: Trial, rig: Rig, asking: Asking, exemplars: int, seed: int
 ) -> list[dict[str, str]]:
     """The kernel as the answer to a question that shows slower ones."""
     slower = [trial for trial in trials if trial.reward < wanted.reward]
-    asked = question(task, slower, rig, prompts, exemplars, seed)
+    asked = question(task, slower, rig, asking, exemplars, seed)
     return [
         {"role": "user", "content": asked},
         {"role": "assistant", "content": f"```c\n{wanted.candidate.source}```\n"},

@@ -25,6 +25,7 @@ from cuda_l2.machine._base import Target
 from cuda_l2.records import Task
 
 ANSWER_TOKENS = 1850  # the longest file has 1,785
+EXEMPLAR_LINES = 31  # contract and numbers; whole exemplars make sequences of 5,500 tokens, 2 s a step
 
 
 def families_for(task: Task, target: Target) -> Sequence[Family]:
@@ -38,23 +39,25 @@ PRETRAINED = run.Miniature(
     families=families_for,
     stages=("tuned", "rl", "control", "longer"),
     schedules=200,
-    sft_steps=240,
+    sft_steps=200,
     sft_rate=4e-4,
     longer_rate=1e-4,
     own_steps=0,
-    rl_steps=20,
-    rl_rate=3e-5,
+    rl_steps=32,
+    rl_rate=4e-5,
     group=16,
     groups=4,
-    micro_batch=4,
-    iterations=2,
+    micro_batch=8,
+    iterations=4,  # an answer takes longer to write and judge than to learn from
     answers=24,
+    shown=(0, 2),
+    exemplar_lines=EXEMPLAR_LINES,
     answer_tokens=ANSWER_TOKENS,
     # as on the miniature's GPU: a wrong file costs what a slow one does
     rl=("rl.unbuildable=-0.02", "rl.incorrect=-0.01", "rl.kl_weight=0.02"),
-    data=("tuning.micro_batch=4", "tuning.warmup=0.05", "tuning.sequence_tokens=6500", "tuning.save_every=60"),
+    data=("tuning.micro_batch=8", "tuning.warmup=0.05", "tuning.sequence_tokens=3500", "tuning.save_every=100"),
     tasks=(
-        *("sampling.at_once=128", "sampling.prompt_tokens=4500", f"sampling.answer_tokens={ANSWER_TOKENS}"),
+        *("sampling.at_once=128", "sampling.prompt_tokens=1500", f"sampling.answer_tokens={ANSWER_TOKENS}"),
         *("tuning.warmup=0.1", "tuning.save_every=10"),
     ),
 )
@@ -65,13 +68,17 @@ def main() -> None:
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--seeds", type=int, nargs="+", default=[0])
     options.add_argument("--gguf", type=Path, help="the model's file; by default the installed wheel's")
+    options.add_argument("--stages", nargs="+", choices=PRETRAINED.stages, default=PRETRAINED.stages)
+    options.add_argument("--until", choices=PRETRAINED.stages, default="", help="end behind this stage, without tables")
+    options.add_argument("--rl-steps", type=int, default=PRETRAINED.rl_steps, help="steps of GRPO")
     options.add_argument("--without-sandbox", action="store_true", help="as for cuda-l2 train")
     given = options.parse_args()
     model = given.out / "smollm2"
     if not model.exists():
         given.out.mkdir(parents=True, exist_ok=True)
         smollm2.make_folder(given.gguf or smollm2.wheel_file(), model)
-    run.run(replace(PRETRAINED, model=str(model)), given.out, given.seeds, given.without_sandbox)
+    size = replace(PRETRAINED, model=str(model), stages=tuple(given.stages), rl_steps=given.rl_steps)
+    run.run(size, given.out, given.seeds, given.without_sandbox, given.until)
 
 
 if __name__ == "__main__":
