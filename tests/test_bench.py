@@ -634,8 +634,8 @@ def test_a_long_list_of_shapes_is_read() -> None:
 
 
 def test_a_budget_searches(tmp_path, monkeypatch) -> None:
-    def three_trials(*given, **named):
-        return search(*given, **named | {"max_trials": 3})
+    def three_trials(evaluator, proposer, archive, scope, **named):
+        return search(evaluator, proposer, archive, replace(scope, max_trials=3), **named)
 
     monkeypatch.setattr(optimizer, "search", three_trials)
     settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget="1h", arms="torch fp16")
