@@ -333,6 +333,10 @@ class Module(Closing):
     def cpu_seconds(self) -> float:
         return process_tree.cpu_seconds(self._process.pid)
 
+    def queued_s(self) -> float:
+        """Seconds that its threads have waited for a core."""
+        return process_tree.queued_s(self._process.pid)
+
     def pin(self, cores: Collection[int]) -> None:
         """Keep the first thread of each of its processes on these cores; others run where they like."""
         for pid in process_tree.processes(self._process.pid):
