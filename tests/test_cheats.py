@@ -59,10 +59,10 @@ def kind_source(name: str) -> str:
 
 @pytest.mark.corpus(3)
 @pytest.mark.parametrize("name", cases(sorted(KINDS), lambda name: name.startswith("honest"), str))
-def test_a_kind_of_the_second_review_ends_as_said(name, judge, target, monkeypatch) -> None:
+def test_a_kind_of_a_review_ends_as_said(name, judge, target, monkeypatch) -> None:
     kind = KINDS[name]
     if kind.get("only") == "x86_64" and platform.machine() != "x86_64":
-        pytest.skip("a thread's own memory is addressed otherwise here")
+        pytest.skip("what it does is said otherwise on this processor")
     if kind.get("only") == "gcc" and "clang" in target.compiler_version:
         pytest.skip("clang has no nested functions")
     if kind.get("expect") == "timed-out":

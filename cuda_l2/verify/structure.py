@@ -1,7 +1,7 @@
 """A pattern in a part of an operand must not be taken for one in all of it.
 
-Equal rows, rows or halves of zeros, constants, triangles and diagonals may be looked for, in the first row or in a sample, and
-save work; normal numbers stand everywhere else.
+Equal rows, rows or halves of zeros, constants, triangles and diagonals may be looked for, in the first row or in a
+sample, and save work; normal numbers stand everywhere else.
 """
 
 from collections.abc import Callable, Iterator
