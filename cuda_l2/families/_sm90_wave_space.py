@@ -18,7 +18,7 @@ ORDERS = Choice(
     "tiles along N first (0), along M first (-1), or in boxes of this many tile rows",
     compiled=False,
 )
-CHOICES = (
+CHOICES: tuple[Choice, ...] = (
     Choice("ACC", (32, 16), "bits of the sums in the tensor cores"),
     Choice("SWAP", (0, 1), "1 computes C^T = B^T A^T: the columns of C lie on the 64-row axis"),
     Choice("BM", (64, 128, 192, 256), "rows of a tile, on the 64-row axis"),
