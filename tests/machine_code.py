@@ -8,6 +8,7 @@ that uses it (`gemm`, `edge`). `proved_as` is the kernel's id in results/h200/pr
 time, `kernel` its id now: the file maps one to the other. `machine_code` hashes the instructions, registers, parameters
 and shared memory of each function in the cubin that NVRTC makes for sm_90a. Comments, names and the division into
 files do not enter it. Rows are compared under the compiler they were recorded with, NVRTC below.
+results/h100/proof/machine-code.csv has the same for the pack's kernels whose text changed after they had been proved.
 """
 
 import argparse
@@ -22,14 +23,16 @@ from pathlib import Path
 from cuda_l2 import contract
 from cuda_l2.build import cubin
 from cuda_l2.build.cuda_compiler import compile_source, toolchain
+from cuda_l2.library.deploy.recipes import AHEAD, FEW_ROWS
 from cuda_l2.library.table import Row, read_table
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
 
 NVRTC = "13.0.88"
 TARGET = compile_only("sm_90a")
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "h200"
-TABLE, RECORDED = RESULTS / "schedules.csv", RESULTS / "machine-code.csv"
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+TABLE, RECORDED = RESULTS / "h200" / "schedules.csv", RESULTS / "h200" / "machine-code.csv"
+PACK = RESULTS / "h100" / "proof" / "machine-code.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,15 @@ class Recorded:
     machine_code: str
 
 
-def recorded() -> list[Recorded]:
-    """The lines of machine-code.csv."""
-    with RECORDED.open(newline="") as file:
+def recorded(path: Path = RECORDED) -> list[Recorded]:
+    """The lines of a machine-code.csv."""
+    with path.open(newline="") as file:
         return [Recorded(**line) for line in csv.DictReader(file)]
+
+
+def proved_rows() -> list[Row]:
+    """The pack's rows that a line of PACK may be of: plain ones for few rows, and those that read weights ahead."""
+    return [*(row for row in read_table(FEW_ROWS) if row.edge == "plain"), *read_table(AHEAD)]
 
 
 def kernels(rows: Iterable[Row]) -> Iterator[tuple[Row, str, str]]:
@@ -89,9 +97,9 @@ def compare(lines: Iterable[Recorded], table: Iterable[Row], cores: int = 2) -> 
     ]
 
 
-def write(lines: Iterable[Recorded]) -> None:
-    """Replace the file."""
-    with RECORDED.open("w", newline="") as file:
+def write(lines: Iterable[Recorded], path: Path = RECORDED) -> None:
+    """Replace a file."""
+    with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Recorded)])
         writer.writerows(map(astuple, lines))
@@ -112,13 +120,17 @@ def main() -> int:
     table = read_table(TABLE)
     old = recorded() if RECORDED.exists() else _started(table)
     new = compare(old, table)
-    different = [line for line, now in zip(old, new, strict=True) if line.machine_code not in ("", now.machine_code)]
+    pack = recorded(PACK)
+    pack_now = compare(pack, proved_rows())
+    both = zip([*old, *pack], [*new, *pack_now], strict=True)
+    different = [line for line, now in both if line.machine_code not in ("", now.machine_code)]
     for line in different:
         print(f"other machine code: {line.gemm} {line.edge}, proved as {line.proved_as}")
     unknown = {kernel for _, kernel, _ in kernels(table)} ^ {line.kernel for line in new}
-    print(f"{len(new)} kernels, {len(different)} with other machine code, {len(unknown)} of other rows")
+    print(f"{len(new) + len(pack_now)} kernels, {len(different)} with other machine code, {len(unknown)} of other rows")
     if arguments.write and not different and not unknown:
         write(new)
+        write(pack_now, PACK)
     return bool(different or unknown)
 
 

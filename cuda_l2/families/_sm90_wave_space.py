@@ -18,7 +18,7 @@ ORDERS = Choice(
     "tiles along N first (0), along M first (-1), or in boxes of this many tile rows",
     compiled=False,
 )
-CHOICES = (
+CHOICES: tuple[Choice, ...] = (
     Choice("ACC", (32, 16), "bits of the sums in the tensor cores"),
     Choice("SWAP", (0, 1), "1 computes C^T = B^T A^T: the columns of C lie on the 64-row axis"),
     Choice("BM", (64, 128, 192, 256), "rows of a tile, on the 64-row axis"),
@@ -140,8 +140,7 @@ def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cuda
             return value == 0 or c.CM * c.CN > 1
         case "CK" | "SL" if value > 1:
             blocks = gm * gn * shape.cluster * shape.sl
-            room = target.sms if fitted else resident(target, shape.cluster)  # what is timed first may just not fit
-            busy = steps >= shape.ck * shape.sl and blocks <= room
+            busy = steps >= shape.ck * shape.sl and blocks <= resident(target, shape.cluster)
             both = shape.ck > 1 and shape.sl > 1 and gemm.m * gemm.n > 1 << 16  # two exchanges pay for small C alone
             alike = not c.SWAP or (fitted and name == "CK")
             fits = shape.cluster <= 8 and alike and shape.splits() and shape.stages(target) >= 2
