@@ -14,7 +14,7 @@ from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import require_default, require_target
 from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import imported, read_text
+from cuda_l2.system.files import imported
 from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted
 
@@ -27,7 +27,7 @@ ON_ALL, ON_PRODUCTS = "general-rl", "hgemm-rl"
 """The stage that takes all tasks of our own where none is named, and the one that takes matrix products alone."""
 RESUMABLE = ("save_every", "checkpoints")
 """Settings that may change when an interrupted run goes on."""
-WORLDS = ("world", "held_out", "table")
+WORLDS = ("world", "held_out")
 """Options of the stage that learns from recorded worlds."""
 
 
@@ -67,9 +67,6 @@ class TrainSettings:
     held_out: str = ""
     """Tasks of the world that the schedule policy must not see: a number of them, always the same; their texts with
     commas; or a file with one a line."""
-    table: Annotated[list[Path] | None, Parameter(negative=())] = None
-    """Table of shapes with their best schedules, as `cuda-l2 select` writes it, to train the schedule policy from
-    besides; held-out sizes are left out."""
 
 
 def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSettings = TrainSettings()) -> None:
@@ -137,25 +134,19 @@ def _train_schedule(shapes: list[str], settings: TrainSettings) -> None:
     from cuda_l2.worlds.split import split
     from cuda_l2.worlds.world import read
 
-    tables, unseen = settings.table or [], list[Task]()
-    spaces, digests = [], [_digest(read_text(path).encode()) for path in tables]
+    spaces, digests = [], []
     for path in settings.world:
         world = read(path, _say)
         learnt, held_out = split(world.tasks, settings.held_out)
         spaces += [recorded_space(world, task) for task in learnt]
-        digests.append(_digest(path.read_bytes()))
-        unseen += held_out
+        digests.append(hashlib.sha256(path.read_bytes()).hexdigest()[:16])
         _say(f"{path}: {world}; {counted(len(held_out), 'task')} held out")
     same = {name: value for name, value in asdict(chosen).items() if name not in RESUMABLE}
     decisive = {"stage": SCHEDULE, "world": digests, "held_out": settings.held_out, **same}
     with Run(settings.out, decisive) as run:
         if not run.done:
-            ScheduleTraining(spaces, chosen, run, _say, tables, unseen).train()
+            ScheduleTraining(spaces, chosen, run, _say).train()
     print(f"the policy is in {run.model / FILE}; use it with `cuda-l2 optimize --weights {run.model / FILE}`")
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -> None:

@@ -23,7 +23,6 @@ import torch
 
 from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import Schedule
-from cuda_l2.learn.tables import TableLesson, table_lessons
 from cuda_l2.propose._base import Values
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._grpo import GrpoSettings
@@ -31,7 +30,6 @@ from cuda_l2.propose._network import Encoder, Question, ScheduleNetwork
 from cuda_l2.propose._recorded import RecordedSpace, recorded_reward
 from cuda_l2.propose._sampling import draw_groups, group_loss, one_thread, reference_of
 from cuda_l2.propose._weights import FILE, Weights
-from cuda_l2.records import Task
 from cuda_l2.reward import RewardSettings, group_advantages, smooth
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import whole
@@ -52,7 +50,7 @@ class Lesson:
     """One task to learn from: its recorded schedules with their rewards."""
 
     def __init__(self, space: RecordedSpace, settings: Schedule, encoder: Encoder) -> None:
-        self.space, self.task = space, space.task
+        self.space = space
         rewards = RewardSettings(alpha=settings.alpha, beta=settings.beta, smoothing_clip=settings.smoothing_clip)
         self.rewards = {values: recorded_reward(row, rewards) for values, row in space.by_values.items()}
         self.rewards = {values: reward for values, reward in self.rewards.items() if not math.isnan(reward)}
@@ -88,17 +86,9 @@ class ScheduleTraining:
     """One run: the network, its optimizer, and what a killed run goes on from."""
 
     def __init__(
-        self,
-        spaces: Sequence[RecordedSpace],
-        settings: Schedule,
-        run: Run,
-        say: Callable[[str], None],
-        tables: Sequence[Path] = (),
-        unseen: Sequence[Task] = (),
+        self, spaces: Sequence[RecordedSpace], settings: Schedule, run: Run, say: Callable[[str], None]
     ) -> None:
-        """spaces: one for each task to learn from, all of the same families. tables: of the best schedules of more
-        shapes, but none of those of `unseen`. UserError where none can be learnt.
-        """
+        """spaces: one for each task to learn from, all of the same families. UserError where none can be learnt."""
         self._settings, self._run, self._say = settings, run, say
         self._families = spaces[0].families
         if any(space.families != self._families for space in spaces):
@@ -106,11 +96,7 @@ class ScheduleTraining:
         self._machines = tuple(sorted({space.target.machine for space in spaces}))
         torch.manual_seed(settings.seed)
         self._network = ScheduleNetwork(spaces[0].choices)
-        encoder = self._network.encoder
-        self._lessons = [Lesson(space, settings, encoder) for space in spaces]
-        self._tabled = [
-            lesson for path in tables for lesson in table_lessons(path, spaces[0], encoder, unseen, settings.seed, say)
-        ]
+        self._lessons = [Lesson(space, settings, self._network.encoder) for space in spaces]
         self._reference: ScheduleNetwork | None = None
         self._generator = torch.Generator().manual_seed(settings.seed)
         self._rng = np.random.default_rng(settings.seed)
@@ -144,11 +130,10 @@ class ScheduleTraining:
     @property
     def weights(self) -> Weights:
         """What was learnt so far."""
-        own = [lesson.task for lesson in self._lessons]
         return Weights(
             self._families,
             {name: tensor.detach().clone().contiguous() for name, tensor in self._network.state_dict().items()},
-            tuple(sorted({str(task) for task in (*own, *(lesson.task for lesson in self._tabled))})),
+            tuple(sorted({str(lesson.space.task) for lesson in self._lessons})),
             self._machines,
             self._settings.exemplars,
             self._settings.scores,
@@ -163,9 +148,10 @@ class ScheduleTraining:
         self._reference = copy.deepcopy(self._network).requires_grad_(False)
         self._optimizer = self._new_optimizer(self._settings.learning_rate, 0.0)
 
-    def _drawn(self) -> list[Lesson]:
+    def _drawn(self) -> tuple[list[Lesson], list[Question]]:
         count = min(self._settings.tasks, len(self._lessons))
-        return [self._lessons[i] for i in self._rng.choice(len(self._lessons), count, replace=False)]
+        lessons = [self._lessons[i] for i in self._rng.choice(len(self._lessons), count, replace=False)]
+        return lessons, [lesson.question(self._settings, self._rng) for lesson in lessons]
 
     def _warm_loss(self) -> tuple[torch.Tensor, dict[str, float]]:
         """The surprise at good schedules, plus the error of the predicted speeds."""
@@ -174,24 +160,18 @@ class ScheduleTraining:
         slope = done / RISE if done < RISE else (1 + math.cos(math.pi * (done - RISE) / (1 - RISE))) / 2
         for group in self._optimizer.param_groups:
             group["lr"] = settings.warm_learning_rate * slope
-        lessons: list[Lesson | TableLesson] = [*self._drawn()]
-        if self._tabled:
-            count = min(settings.tabled, len(self._tabled))
-            lessons += [self._tabled[i] for i in self._rng.choice(len(self._tabled), count, replace=False)]
-        questions = [lesson.question(settings, self._rng) for lesson in lessons]
+        lessons, questions = self._drawn()
         log_probs_BN, predicted_BN = self._network(questions)
         losses = []
         for i, (lesson, question) in enumerate(zip(lessons, questions, strict=True)):
-            count = len(lesson.shares_N)
+            count = len(lesson.schedules)
             shares_N = torch.where(question.open_N, lesson.shares_N, 0.0)
             chosen = shares_N > 0
             surprise = -(shares_N[chosen] * log_probs_BN[i, :count][chosen]).sum() / shares_N.sum().clamp(min=1e-9)
-            losses.append(surprise)
-            if lesson.speeds_N is not None:
-                error_N = predicted_BN[i, :count] - lesson.speeds_N
-                error_N = error_N - error_N.mean()
-                fit = torch.nn.functional.huber_loss(error_N, torch.zeros(count), delta=HUBER)
-                losses[-1] = surprise + settings.fit_weight * fit
+            error_N = predicted_BN[i, :count] - lesson.speeds_N
+            error_N = error_N - error_N.mean()
+            fit = torch.nn.functional.huber_loss(error_N, torch.zeros(count), delta=HUBER)
+            losses.append(surprise + settings.fit_weight * fit)
         return torch.stack(losses).mean(), {}
 
     def _rl_loss(self) -> tuple[torch.Tensor | None, dict[str, float]]:
@@ -199,8 +179,7 @@ class ScheduleTraining:
         assert self._reference is not None
         settings = self._settings
         grpo = GrpoSettings(settings.learning_rate, settings.clip, settings.kl_weight, epochs=1)
-        lessons = self._drawn()
-        questions = [lesson.question(settings, self._rng) for lesson in lessons]
+        lessons, questions = self._drawn()
         groups, advantages, regrets = [], [], []
         drawn = draw_groups(self._network, questions, settings.group, self._generator)
         for lesson, group in zip(lessons, drawn, strict=True):

@@ -135,7 +135,6 @@ class Schedule:
     warm_steps: int
     steps: int
     tasks: int
-    tabled: int
     group: int
     near: float
     fit_weight: float
@@ -158,10 +157,7 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("tasks", "near", "warm_learning_rate", "learning_rate", "history", "save_every", "checkpoints"):
             _require(getattr(self, name) > 0, f"schedule.{name} must be above 0")
-        _require(
-            min(self.warm_steps, self.steps, self.seed, self.tabled) >= 0,
-            "schedule's steps, seed and tabled must not be negative",
-        )
+        _require(min(self.warm_steps, self.steps, self.seed) >= 0, "schedule's steps and seed must not be negative")
         _require(self.warm_steps + self.steps > 0, "schedule needs steps above 0")
         _require(self.group >= 2, "schedule.group must be at least 2: advantages are relative")
         _require(0 <= self.exemplars <= 8, "schedule.exemplars is a number from 0 to 8")

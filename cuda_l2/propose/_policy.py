@@ -48,7 +48,7 @@ class FamilyPolicy(Policy):
             from cuda_l2.propose._weights import shipped  # noqa: PLC0415 - loads torch
 
             found = shipped()
-            weights = found if found and families and found.suit(families, target) else None
+            weights = found if found and families and found.suit(task, families, target) else None
         if weights is None:
             return self._maker(space_for(families, task, target), trials, rng)
         from cuda_l2.propose.schedule import SchedulePolicy  # noqa: PLC0415 - loads torch

@@ -18,7 +18,7 @@ from cuda_l2.families._base import Family, all_families
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose._base import FamilySpace, UnionSpace, space_for
-from cuda_l2.records import Task
+from cuda_l2.records import Gemm, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import whole
 from cuda_l2.worlds.world import space_of, space_version
@@ -27,6 +27,8 @@ FORMAT = "cuda-l2 schedule policy 2"
 FILE = "policy.safetensors"
 SHIPPED = Path(__file__).with_name("h100.safetensors")
 """Weights of the package, trained on results/h100/world (docs/policy-card.md)."""
+LARGEST = 1 << 32
+"""M N K of the largest products that they serve: beyond, the families' own models sort better (docs/learning.md)."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,13 @@ class Weights:
             raise UserError(f"the weights are of {names}, and none of them serves {task} here; leave --weights out")
         return space_for(self.families, task, target)
 
-    def suit(self, families: Sequence[Family], target: Target) -> bool:
-        """Whether they know these families' schedules, and learnt from a GPU of the target's architecture."""
+    def suit(self, task: Task, families: Sequence[Family], target: Target) -> bool:
+        """Whether they know these families' schedules and products as large as the task, and learnt from a GPU of the
+        target's architecture.
+        """
         learnt = {machine.split(":")[2] for machine in self.machines if machine.startswith("cuda:")}
-        return set(families) <= set(self.families) and isinstance(target, CudaTarget) and target.arch in learnt
+        known = isinstance(task, Gemm) and task.m * task.n * task.k <= LARGEST and set(families) <= set(self.families)
+        return known and isinstance(target, CudaTarget) and target.arch in learnt
 
     def save(self, path: Path) -> None:
         """Write the file whole; UserError where it cannot be."""
