@@ -209,6 +209,14 @@ def test_what_was_stored_is_read_again_and_the_last_of_a_shape_counts(tmp_path) 
         assert len(file.records) == 4
 
 
+def test_lines_of_before_with_a_field_that_is_gone_are_read(tmp_path) -> None:
+    path = tmp_path / RESULTS
+    path.write_bytes(kept(path).replace(b'"seconds":1.5', b'"falls_back":[false,false],"seconds":1.5'))
+    assert b"falls_back" in path.read_bytes()
+    with ResultsFile(path, HEADER) as file:
+        assert texts(file.records) == texts(RUN)
+
+
 def test_an_interrupt_that_another_thread_takes_waits_until_a_line_is_stored(tmp_path, monkeypatch) -> None:
     with ResultsFile(tmp_path / RESULTS, HEADER) as results:
         write = results._file.append
@@ -580,6 +588,13 @@ def test_without_a_grid_the_table_of_searched_shapes_is_made(tmp_path) -> None:
     assert {path.name for path in out.iterdir()} >= {"archive.db", RESULTS, "table.csv", "summary.md"}
     again = run(*command)
     assert again.returncode == 0 and "1 of them done before" in again.stderr
+    alone = run("bench", command[2], *command[3:], "--fresh")
+    assert alone.returncode == 2 and "memory" in alone.stdout and "none of 1 shape was measured" in alone.stderr
+
+
+def test_a_word_is_no_shape(typed, tmp_path) -> None:
+    status, _, error = typed("bench", "paper", "--out", str(tmp_path))
+    assert status == 2 and "'paper'" in error and "--grid" not in error
 
 
 def test_baselines_are_timed_alone_against_the_usual_strongest(rig) -> None:

@@ -99,7 +99,7 @@ def test_searchers_choose_among_several_families_which_do_not_serve_every_task()
 
 
 def test_a_language_model_is_asked_once_and_its_answer_is_tried_first(world, tasks, space) -> None:
-    with serving([Say("Schedule 9 spills.\n3, 1, 3, 9999, 2")]) as server:
+    with serving([Say("Schedule 9 spills.\n```\n3, 1, 3, 9999, 2\n```\nThese 4.")]) as server:
         found = searched(f"openai:picks@{server.address}", world, tasks, space, most=12)
     assert len(server.requests) == 1
     asked = server.prompts[0]
@@ -113,6 +113,8 @@ def test_a_language_model_is_asked_once_and_its_answer_is_tried_first(world, tas
 
 def test_a_language_model_without_an_answer_ends_the_comparison(world, tasks, space) -> None:
     with serving([Say("no such key", status=401)]) as server, pytest.raises(UserError, match="gave no answer"):
+        searched(f"openai:picks@{server.address}", world, tasks, space)
+    with serving([Say("Number 3 is the fastest.")]) as server, pytest.raises(UserError, match="schedules alone"):
         searched(f"openai:picks@{server.address}", world, tasks, space)
 
 

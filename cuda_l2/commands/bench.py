@@ -47,7 +47,7 @@ WITH_TASKS = ("tasks", "kernelbench", "trials", "model")
 WITH_MODEL = ("decoder", "arms", "seed", "out", "target")
 """Settings for a model's layers."""
 SEARCHED = ("grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
-"""Settings that few shapes take, and tasks; all others go with a grid."""
+"""Settings that few shapes take, and tasks; all others go with a grid, but for `fresh`, which shapes take too."""
 BOTH = "offline,server"
 """Protocols under which few shapes are reported."""
 
@@ -120,10 +120,11 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
 
 def _searched(shapes: "Sequence[str]", settings: BenchSettings) -> BenchSettings:
     """Few shapes as a grid: each is searched and reported under both protocols, in a folder of its own."""
-    require_default(settings, SEARCHED, "goes with --grid or --sample")
+    require_default(settings, (*SEARCHED, "fresh"), "goes with --grid or --sample")
+    grid = ",".join(str(Gemm.parse(shape)) for shape in shapes)
     out = settings.out or Path("bench-cpu")
     archive, budget = settings.archive or out / "archive.db", settings.budget or "60s"
-    return replace(settings, grid=",".join(shapes), out=out, archive=archive, budget=budget, protocols=BOTH)
+    return replace(settings, grid=grid, out=out, archive=archive, budget=budget, protocols=BOTH)
 
 
 def _require_no_tasks(settings: BenchSettings) -> None:
@@ -262,6 +263,8 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
                 else:
                     print(text)
     measured = len(gemms) - len(sweep.pending(gemms, results))
+    if each and not any(record.timing for record in results.records):
+        raise UserError(f"none of {counted(len(gemms), 'shape')} was measured")
     print(f"{measured} of {counted(len(gemms), 'shape')} measured; tables are in {out}")
     if missing:
         tell(missing)

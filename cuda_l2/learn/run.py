@@ -21,6 +21,9 @@ MODEL = "model"
 FINGERPRINTS = {"data": "--data", "prompts": "--prompts", "hold_out": "--hold-out", "world": "--world"}
 """Settings that the file holds as a hash, with their options: an error names the option, not the hash."""
 
+SINCE = {"sampling.exemplar_lines": 0}
+"""Settings that runs of earlier versions did not write down, as they had them."""
+
 
 class Run(Closing):
     """A folder that one process trains in. A context manager."""
@@ -94,6 +97,8 @@ def _accept(first: bytes, header: Mapping[str, Any], folder: Path) -> None:
     if before is None or before.get("format") != FORMAT:
         raise UserError(f"{folder} holds no training run of this version; choose another folder with --out")
     for name, value, other in _differences(before, header):
+        if name in SINCE and (value, other) == (None, SINCE[name]):
+            continue
         option = FINGERPRINTS.get(name)
         began = f"with other contents of {option}" if option else f"with {name} = {value}, not {other}"
         raise UserError(

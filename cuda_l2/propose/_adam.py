@@ -30,7 +30,11 @@ class Adam:
         return {"steps": self._steps, "moments": self._moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """KeyError, or RuntimeError where it is of another network."""
+        """KeyError, or RuntimeError where it is of another network. Takes the state of torch's Adam and AdamW too."""
+        if "param_groups" in state:
+            kept = [state["state"][number] for number in range(len(self._parameters))]
+            moments = [[each[name] for each in kept] for name in ("exp_avg", "exp_avg_sq")]
+            state = {"steps": int(kept[0]["step"]), "moments": moments}
         for kept, moments in zip(state["moments"], self._moments, strict=True):
             for before, moment in zip(kept, moments, strict=True):
                 moment.copy_(before)

@@ -49,9 +49,16 @@ class AskedProposer(Proposer):
         self._model.ask([request], lambda _, reply: replies.append(reply))
         if replies[0].outcome is not Outcome.ANSWERED:
             raise UserError(f"{self.name} gave no answer: {replies[0].reason}")
-        last = replies[0].text.strip().rpartition("\n")[2]
-        numbers = dict.fromkeys(int(word) for word in re.findall(r"\d+", last))
+        numbers = numbers_of(replies[0].text)
+        if not numbers:
+            raise UserError(f"no line of {self.name}'s answer holds the numbers of schedules alone")
         return [listed[number - 1] for number in numbers if 1 <= number <= len(listed)]
+
+
+def numbers_of(answer: str) -> list[int]:
+    """The numbers of the last line that holds nothing else, each once."""
+    lines = [line for line in answer.splitlines() if re.fullmatch(r"[\s\[(]*\d+(?:[\s,;]+\d+)*[\s\]).]*", line)]
+    return list(dict.fromkeys(int(number) for number in re.findall(r"\d+", lines[-1]))) if lines else []
 
 
 def question(space: Space, listed: Sequence[Values]) -> str:

@@ -49,7 +49,7 @@ def print_shapes(measurements: Sequence[Measurement]) -> None:
 
 
 def _timed(measurements: Sequence[Measurement]) -> list[tuple[Gemm, Timing, Timing | None]]:
-    """Of every shape that was timed back to back, that and the other protocol's timing; small shapes first."""
+    """Every shape that was timed back to back, with that timing and the other protocol's; small shapes first."""
     found: dict[Gemm, dict[str, Timing | None]] = {}
     for measurement in sorted(measurements, key=lambda each: each.gemm.flops):
         found.setdefault(measurement.gemm, {})[measurement.protocol] = measurement.timing

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cuda_l2.records import Gemm, Interval, Layout, Timing, Verdict
 from cuda_l2.runs.run_file import RunFile
@@ -48,6 +48,7 @@ class Measurement:
     kernels: tuple[KernelFigures, ...] = ()  # from a library: all that were timed; `timing` is the first one's
     created: str = ""  # UTC, ISO 8601
     seconds: float = 0.0  # wall time, search included
+    GONE: ClassVar = ("falls_back",)
 
     def __post_init__(self) -> None:
         if (self.status == MEASURED) != (self.timing is not None and self.timing.speedup is not None):

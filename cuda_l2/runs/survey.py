@@ -44,6 +44,7 @@ from cuda_l2.system.values import now
 
 POOL, BUILDS, TIMES = "pool.csv", "builds.jsonl", "times.jsonl"
 KIND = "cuda-l2 survey"
+VERSION = 2
 EACH, FINALISTS = 6, 4
 """Schedules of each family and shape in the pool that is made where none is given; those timed twice."""
 
@@ -217,7 +218,7 @@ class Survey(Closing):
 
     def _header(self) -> Header:
         pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
-        return Header(self.target.machine, {}, {"pool": pool, "cold": self.settings.cold}, now(), KIND)
+        return Header(self.target.machine, {}, {"pool": pool, "cold": self.settings.cold}, now(), KIND, VERSION)
 
 
 _SHORTLIST: list[Shortlist] = []

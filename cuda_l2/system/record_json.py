@@ -1,7 +1,8 @@
 """Frozen dataclasses as JSON text, and back from their type annotations. Standard library only.
 
-A class may name two constants: `STORED_AS`, fields whose JSON name is another, and `SPARSE`, which leaves out what is
-None or empty. Of a sparse record, names that this version does not know are dropped when it is read.
+A class may name constants: `STORED_AS`, fields whose JSON name is another; `GONE`, fields of earlier versions, dropped
+when they are read; and `SPARSE`, which leaves out what is None or empty. Of a sparse record, all names that this
+version does not know are dropped.
 """
 
 import dataclasses
@@ -57,6 +58,8 @@ def _restore(kind: Any, value: Any) -> Any:
         hints = _hints(kind)
         fields = {stored: name for name, stored in getattr(kind, "STORED_AS", {}).items()}
         found = {fields.get(name, name): item for name, item in value.items()}
+        for name in getattr(kind, "GONE", ()):
+            found.pop(name, None)
         if _sparse(kind):
             known = {field.name for field in dataclasses.fields(kind)}
             found = {name: item for name, item in found.items() if name in known}

@@ -145,7 +145,7 @@ def run(size: Miniature, folder: Path, seeds: Sequence[int], without_sandbox: bo
                 corpus = "pretrained" in size.stages
                 teacher.write_data(out / "data", taught, rig, size.asking, seed, corpus=corpus)
     for out, seed in zip(outs, seeds, strict=True):
-        if not (out / CONTEST).exists():
+        if not (out / CONTEST).exists() or not all(_examined(out, name) for name in size.stages):
             _train_and_examine(size, out, seed, taught, without_sandbox, until)
             if until:
                 continue
@@ -217,7 +217,7 @@ def _drop(size: Miniature, out: Path) -> None:
     """Models that nothing begins from any more go, so that an interrupted run is small; the last one stays."""
     for name in NAMES:
         after = [later for later in size.stages if size.begins_from(later) == name]
-        if name != "rl" and all(_examined(out, each) for each in (name, *after)):
+        if name != "rl" and after and all(_examined(out, each) for each in (name, *after)):
             for folder in (out / name).rglob("model"):
                 shutil.rmtree(folder)
 

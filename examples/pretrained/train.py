@@ -73,11 +73,16 @@ def main() -> None:
     options.add_argument("--rl-steps", type=int, default=PRETRAINED.rl_steps, help="steps of GRPO")
     options.add_argument("--without-sandbox", action="store_true", help="as for cuda-l2 train")
     given = options.parse_args()
+    stages = [stage for stage in PRETRAINED.stages if stage in given.stages]
+    if stages[0] != PRETRAINED.stages[0]:
+        options.error(f"every run begins with {PRETRAINED.stages[0]}: name it among --stages")
+    if given.until and given.until not in stages:
+        options.error(f"--until {given.until} is none of the --stages")
     model = given.out / "smollm2"
     if not model.exists():
         given.out.mkdir(parents=True, exist_ok=True)
         smollm2.make_folder(given.gguf or smollm2.wheel_file(), model)
-    size = replace(PRETRAINED, model=str(model), stages=tuple(given.stages), rl_steps=given.rl_steps)
+    size = replace(PRETRAINED, model=str(model), stages=tuple(stages), rl_steps=given.rl_steps)
     run.run(size, given.out, given.seeds, given.without_sandbox, given.until)
 
 
