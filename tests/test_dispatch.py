@@ -222,6 +222,12 @@ def test_the_rule_takes_the_row_with_weights_from_memory_and_no_kernel_that_wait
     assert waiting.kernels and rules.deterministic(Gemm.parse("64x64x8192"), TARGET, waiting) is None
 
 
+def test_the_deterministic_rule_leaves_out_what_was_not_proved() -> None:
+    told = recipes.evidence(recipes.KERNELS) | recipes.evidence(recipes.FEW_ROWS)
+    assert any(not proof for _, proof in told.values())
+    assert rules._table() and all(told[row][1] for row in rules._table().values())
+
+
 def test_without_its_kernel_in_the_pack_a_rule_names_none(tmp_path) -> None:
     found = ListedPack(recipes_of(tmp_path, WAVE))
     assert rules.deterministic(Gemm.parse("64x1024x512:tn"), TARGET, found) is None

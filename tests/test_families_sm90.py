@@ -15,6 +15,7 @@ from cuda_l2.contract import ContractError, code, evaluate, kernel_id, parse_cud
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families import _sm90
 from cuda_l2.families._base import Schedule, families_for
+from cuda_l2.families._sm90_wave_space import Shape
 from cuda_l2.families.sm90_ahead import FAMILY as AHEAD
 from cuda_l2.families.sm90_fitted import FAMILY as FITTED
 from cuda_l2.families.sm90_persistent import FAMILY as PERSISTENT
@@ -217,6 +218,14 @@ def test_defaults_and_random_schedules_compile_clean() -> None:
     for schedule, build in zip(schedules, builds, strict=True):
         assert build.status is BuildStatus.BUILT, (schedule.named, build.reason)
         assert not build.warnings and not any(kernel.spill_bytes for kernel in build.kernels), schedule.named
+
+
+def test_a_ring_holds_what_the_end_of_a_split_needs() -> None:
+    gemm, rng = Gemm.parse("160x4096x8192:tn:bf16"), np.random.default_rng(3)
+    wanted = {"SWAP": 1, "BM": 192, "BN": 160, "KB": 1, "CK": 2}
+    for _ in range(20):
+        schedule = random_schedule(FITTED, gemm, rng, **wanted)
+        assert Shape(schedule.named).ring_bytes(schedule.named["STAGES"]) >= Shape(schedule.named).staging_bytes
 
 
 def test_searches_have_the_families_whose_spaces_are_recorded() -> None:

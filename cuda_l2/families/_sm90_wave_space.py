@@ -61,10 +61,18 @@ class Shape:
         registers = self.sums // (2 if self.acc == 16 else 1)
         self.threads = self.consumers + (128 if registers >= 128 and self.consumers > 128 else 32)
 
+    @property
+    def staging_bytes(self) -> int:
+        """What C takes with operands swapped. With K split in a cluster it must fit the ring: the inbox is above."""
+        return self.consumers // 32 * self.columns * 48
+
+    def ring_bytes(self, stages: int) -> int:
+        return stages * self.blocks_of_k * (self.rows + self.columns) * 128
+
     def shared_bytes(self, stages: int) -> int:
         """Dynamic shared memory of a block."""
-        ring = stages * self.blocks_of_k * (self.rows + self.columns) * 128
-        staging = self.consumers // 32 * (self.columns * 48 if self.swap else 16 * (self.columns * 2 + 16))
+        ring = self.ring_bytes(stages)
+        staging = self.staging_bytes if self.swap else self.consumers // 32 * 16 * (self.columns * 2 + 16)
         inbox = (self.ck - 1) * (self.sums // self.ck) * self.consumers * 4
         return max(ring, staging) + inbox + _sm90.ALIGNMENT_BYTES
 
@@ -151,6 +159,8 @@ def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cuda
         case "MINB":
             alone = shape.cluster == 1 and c.SL == 1 and shape.threads < 2 * 160 and shape.sums <= 64
             return value == 1 or (alone and gm * gn > target.sms and shape.stages(target, 2) >= 2)
+        case "STAGES" if c.SWAP and c.CK > 1 and shape.ring_bytes(value) < shape.staging_bytes:
+            return False
         case "STAGES":
             full = shape.stages(target, c.MINB)  # also where K takes fewer: then one kernel serves every K
             most = min(full, max(2, cdiv(steps, c.CK * c.SL)))

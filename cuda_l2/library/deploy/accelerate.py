@@ -53,9 +53,9 @@ def accelerate(
             module.__class__ = AcceleratedLinear
         if type(module) is AcceleratedLinear:
             module.deterministic, module.batch_invariant = deterministic, batch_invariant
-            module.weights_ahead = weights_ahead
+            module.weights_ahead = weights_ahead and not module.weight.is_inference()
             if calls.READY:
-                (ahead.constant if weights_ahead else ahead.variable)(module.weight)
+                (ahead.constant if module.weights_ahead else ahead.variable)(module.weight)
     return model
 
 

@@ -216,9 +216,11 @@ class Write {
   explicit Write(AtenTensorHandle out) {
     View view(out);
     if (!table().constants.count || !view.strides) return;
+    const bool two = view.dtype == aoti_torch_dtype_float16() || view.dtype == aoti_torch_dtype_bfloat16();
+    const uint64_t element = two ? 2 : kMaxElementBytes;
     begin_ = end_ = view.address();
-    for (int64_t i = 0; i < view.rank; i++) end_ += kMaxElementBytes * (view.sizes[i] - 1) * view.strides[i];
-    table().constants.wrote(begin_, end_ += kMaxElementBytes);
+    for (int64_t i = 0; i < view.rank; i++) end_ += element * (view.sizes[i] - 1) * view.strides[i];
+    table().constants.wrote(begin_, end_ += element);
   }
   Write(const Write&) = delete;
   ~Write() { table().constants.wrote(begin_, end_); }

@@ -88,10 +88,10 @@ def candidate(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTa
 
 def recipes(*files: Path) -> list[Recipe]:
     """Every kernel of the pack, or of these files, each once; UserError where a file cannot be read."""
-    target, found, evidence = compile_only(ARCH), dict[str, Recipe](), dict[Row, tuple[int, str]]()
+    target, found, told = compile_only(ARCH), dict[str, Recipe](), dict[Row, tuple[int, str]]()
     for path in files or FILES:
-        evidence |= _evidence(path)
-    for row in evidence:
+        told |= evidence(path)
+    for row in told:
         family, gemm = family_of(row.family), row.gemm
         compiled = {name: value for name, value in row.schedule if name in family.compiled}
         for shape in _shapes(family, compiled, gemm):
@@ -101,7 +101,7 @@ def recipes(*files: Path) -> list[Recipe]:
                 if made is None:
                     continue
                 name = contract.kernel_id(made.source)
-                shapes, proof = evidence[row] if typed == gemm else (0, "")
+                shapes, proof = told[row] if typed == gemm else (0, "")
                 recipe = Recipe(name, family.name, tuple(compiled.items()), typed, made, shapes, proof)
                 found.setdefault(name, recipe)
     return list(found.values())
@@ -133,7 +133,8 @@ def distinct(rows: Iterable[Row], proofs: Path) -> str:
     return csv_text((*COLUMNS, "shapes", "proof"), lines)
 
 
-def _evidence(path: Path) -> dict[Row, tuple[int, str]]:
+def evidence(path: Path) -> dict[Row, tuple[int, str]]:
+    """The rows of one of these files, each with its `shapes` and its `proof`."""
     with path.open() as file:
         fields = [(int(row.get("shapes") or 0), row.get("proof") or "") for row in csv.DictReader(file)]
     return dict(zip(read_times(path), fields, strict=True))
