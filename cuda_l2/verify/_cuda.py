@@ -123,9 +123,9 @@ class CudaSession(GpuSession):
     def as_shifted(self, gap: int) -> None:
         self._layout = Layout(snug=True, gap=gap)
 
-    @property
-    def windows(self) -> int:  # type: ignore[override]
-        return self.arena.used
+    def places(self) -> Sequence[int]:
+        self._lay_out(self.task)
+        return self.arena.covering(self.cases.rng)
 
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         (found,) = self._launched([Turn(case, prefill=prefill, keep=keep)])
@@ -315,11 +315,10 @@ class CudaSession(GpuSession):
         before = self._place
         if place is not None:
             self._place = place
+        elif turn.place is not None:
+            self._place = turn.place
         elif not turn.keep:
             self._place = int(self.cases.rng.integers(len(self._places)))
-            if turn.window is not None:
-                several = self.arena.used
-                self._place += turn.window % several - self._place % several
         scratch = [] if turn.keep else self.arena.scratch()
         tensors = {**turn.case.tensors, **(values or {})}
         left = self.arena.left(before, self._place)  # no byte of it lies where the place has its own
