@@ -209,14 +209,21 @@ class CudaSession(GpuSession):
     def _call_behind(self, between: int, *, ordinary: bool, **terms: Any) -> None:
         """Launch behind a slow kernel and `between` others.
 
-        The last of these is the candidate itself, where it has another place with other outputs: a launch that ends
-        before the one ahead of it has would let the next one begin too early.
+        Half of the times the last of these is the candidate itself, where it has another place with other outputs: a
+        launch that ends before the one ahead of it has would let the next one begin too early. It is not always there:
+        one that lets the next one begin late would make up for a wait that the next one lacks. Only a product's reads
+        guard bytes as inputs; another task's reads the launch's own, since garbage may be no index.
         """
         arena, others = self.arena, list[int]()
-        if between and not ordinary:
-            used = {arena.place(output, self._place) for output in arena.task.outputs}
-            places = range(len(self._places))
-            others = [p for p in places if used.isdisjoint(arena.place(output, p) for output in arena.task.outputs)]
+        if between and not ordinary and self.cases.rng.integers(2):
+            outputs, given = arena.task.outputs, () if arena.task.product else arena.task.given
+            used, read = ([arena.place(each, self._place) for each in tensors] for tensors in (outputs, given))
+            others = [
+                place
+                for place in range(len(self._places))
+                if set(used).isdisjoint(arena.place(output, place) for output in outputs)
+                and read == [arena.place(each, place) for each in given]
+            ]
         own = [others[int(self.cases.rng.integers(len(others)))]] if others else []
         restored = [segment for place in own for segment in arena.unwritten(place)]
         terms |= {"ns": PRODUCER_NS * (1 + between), "between": between, "ordinary": ordinary}
