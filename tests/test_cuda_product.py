@@ -14,6 +14,7 @@ from cuda_cheats import all_cheats
 from fake_gpu import L2_BYTES, SMS, WorkerProcess, Workers, fake_gpu, memory  # noqa: F401 - a fixture
 
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.machine.cuda import worker_main as cuda_worker_main
 from cuda_l2.machine.cuda.arena import OUTSIDE, PRODUCT_WINDOWS, CudaArena, Sharing
 from cuda_l2.measure.baselines._base import LibraryProduct
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
@@ -260,6 +261,30 @@ def test_a_result_kept_for_an_a_is_wrong_for_another_b(parts: Any) -> None:
         kernels = {CANDIDATE: Kernel(candidate, build)}
         timing = measure_cuda(Gpu(workers, SMS, L2_BYTES), LIBRARIES, kernels, memory, terms)[CANDIDATE]
     assert timing.status == "wrong-output", timing.reason
+
+
+@pytest.mark.parametrize(("spoilt", "first", "share"), [((0, 0.0), 0, 0), ((1, 0.0), 1, 0), ((0, 1.0), 0, 1)])
+def test_a_recorded_round_begins_as_drawn(parts: Any, monkeypatch: Any, spoilt: Any, first: int, share: int) -> None:
+    met: list[tuple[int, int]] = []
+    spoils: list[int] = []
+    record = WorkerProcess.record
+
+    def watched(process: WorkerProcess, bindings: list[int], **terms: Any) -> None:
+        spoils.clear()
+        record(process, bindings, **terms)
+        met.append((len(spoils), len(bindings)))
+
+    monkeypatch.setattr(cuda_worker_main, "SPOILT", (spoilt,))
+    monkeypatch.setattr(WorkerProcess, "_spoil", lambda _, slot=0: spoils.append(slot))
+    monkeypatch.setattr(WorkerProcess, "record", watched)
+    workers, candidate, build = parts(honest)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        terms, nothing = Terms(CUDA_PROTOCOLS["search"], np.random.default_rng(1), clock=ticking(0.5)), cast(Any, None)
+        memory = ProductMemory(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers, nothing)
+        kernels = {CANDIDATE: Kernel(candidate, build)}
+        measure_cuda(Gpu(workers, SMS, L2_BYTES), LIBRARIES, kernels, memory, terms)
+    ((found, launches),) = met
+    assert launches > 1 and found == first + share * launches
 
 
 class Transposed(LibraryProduct):
