@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,15 @@ from cuda_l2.contract import ContractError, plan_cuda
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.alone_main import _given
-from cuda_l2.machine.cuda.arena import GUARD_BYTES, OUTSIDE, CudaArena, Sharing, buffer_name, given_file
+from cuda_l2.machine.cuda.arena import (
+    GUARD_BYTES,
+    OUTSIDE,
+    PRODUCT_WINDOWS,
+    CudaArena,
+    Sharing,
+    buffer_name,
+    given_file,
+)
 from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, POISONS
 from cuda_l2.measure.product_memory import other_layout
 from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json
@@ -43,6 +52,18 @@ def test_every_poison_is_a_word_that_repeats() -> None:
     for dtype, poison in POISONS.items():
         repeated = POISON_WORDS[dtype].to_bytes(4, "little") * 2
         assert repeated[: len(poison)] == poison
+
+
+def test_few_places_have_every_window_of_every_tensor(fake_gpu: Any) -> None:  # noqa: F811
+    met = set()
+    with CudaArena([Gemm(64, 48, 80)], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        for seed in range(200):
+            places = arena.covering(np.random.default_rng(seed))
+            assert len(places) <= 6
+            for tensor in arena.task.tensors:
+                assert {arena.window_of(tensor, place) for place in places} == set(range(PRODUCT_WINDOWS))
+            met |= set(places)
+    assert met == set(range(PRODUCT_WINDOWS**2))
 
 
 def test_windows_have_tensors_of_their_own(arena: CudaArena) -> None:

@@ -14,6 +14,7 @@ from cuda_cheats import all_cheats
 from fake_gpu import L2_BYTES, SMS, WorkerProcess, Workers, fake_gpu, memory  # noqa: F401 - a fixture
 
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.machine.cuda import worker_main as cuda_worker_main
 from cuda_l2.machine.cuda.arena import OUTSIDE, PRODUCT_WINDOWS, CudaArena, Sharing
 from cuda_l2.measure.baselines._base import LibraryProduct
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
@@ -23,7 +24,7 @@ from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.rigs.cuda import PRODUCT_SHARING
 from cuda_l2.tasks.products import CudaReferences, ProductCases
-from cuda_l2.verify import all_checks, verify
+from cuda_l2.verify import all_checks, special, verify
 from cuda_l2.verify._base import CheckFailed, Turn
 from cuda_l2.verify._cuda import CudaSession, Facilities
 
@@ -160,7 +161,7 @@ def test_what_one_launch_in_a_row_does_is_found(parts: Any, body: Any, reason: s
         facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
         with CudaSession(candidate, build, arena, cases, facilities) as session:
             session.as_timed()
-            turns = [Turn(cases.drawn(f"row {number}"), window=0) for number in range(4)]
+            turns = [Turn(cases.drawn(f"row {number}"), place=0) for number in range(4)]
             with pytest.raises(CheckFailed, match=reason):
                 list(session.launch_each(turns))
     assert launches == 4 and workers.worker.calls.count("launch") == 1
@@ -218,6 +219,30 @@ def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monke
     assert {place for _, place in met} == set(range(PRODUCT_WINDOWS**2))
 
 
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_a_kernel_that_drops_nans_in_one_window_of_a_tensor_is_found(parts: Any, name: str) -> None:
+    where = {0}
+
+    def drops(pointers: Mapping[str, int]) -> None:
+        honest(pointers)
+        if pointers[name] in where:
+            np.nan_to_num(halves(pointers["c"], GEMM.m, GEMM.n), copy=False)
+
+    workers, candidate, build = parts(drops)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
+        with CudaSession(candidate, build, arena, ProductCases(GEMM, 1, references()), facilities) as session:
+            session.as_timed()
+            special.CHECK.run(session)
+            (tensor,) = (tensor for tensor in GEMM.tensors if tensor.name == name)
+            windows = {arena.address(arena.place(tensor, place)) for place in range(arena.place_count)}
+            assert len(windows) == PRODUCT_WINDOWS
+            for window in windows:
+                where = {window}
+                with pytest.raises(CheckFailed, match="with nan values comes out wrong"):
+                    special.CHECK.run(session)
+
+
 def test_a_result_kept_for_an_a_is_wrong_for_another_b(parts: Any) -> None:
     """Where what keeps it is none of what verification looks into."""
     kept: dict[Any, np.ndarray] = {}
@@ -236,6 +261,30 @@ def test_a_result_kept_for_an_a_is_wrong_for_another_b(parts: Any) -> None:
         kernels = {CANDIDATE: Kernel(candidate, build)}
         timing = measure_cuda(Gpu(workers, SMS, L2_BYTES), LIBRARIES, kernels, memory, terms)[CANDIDATE]
     assert timing.status == "wrong-output", timing.reason
+
+
+@pytest.mark.parametrize(("spoilt", "first", "share"), [((0, 0.0), 0, 0), ((1, 0.0), 1, 0), ((0, 1.0), 0, 1)])
+def test_a_recorded_round_begins_as_drawn(parts: Any, monkeypatch: Any, spoilt: Any, first: int, share: int) -> None:
+    met: list[tuple[int, int]] = []
+    spoils: list[int] = []
+    record = WorkerProcess.record
+
+    def watched(process: WorkerProcess, bindings: list[int], **terms: Any) -> None:
+        spoils.clear()
+        record(process, bindings, **terms)
+        met.append((len(spoils), len(bindings)))
+
+    monkeypatch.setattr(cuda_worker_main, "SPOILT", (spoilt,))
+    monkeypatch.setattr(WorkerProcess, "_spoil", lambda _, slot=0: spoils.append(slot))
+    monkeypatch.setattr(WorkerProcess, "record", watched)
+    workers, candidate, build = parts(honest)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        terms, nothing = Terms(CUDA_PROTOCOLS["search"], np.random.default_rng(1), clock=ticking(0.5)), cast(Any, None)
+        memory = ProductMemory(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers, nothing)
+        kernels = {CANDIDATE: Kernel(candidate, build)}
+        measure_cuda(Gpu(workers, SMS, L2_BYTES), LIBRARIES, kernels, memory, terms)
+    ((found, launches),) = met
+    assert launches > 1 and found == first + share * launches
 
 
 class Transposed(LibraryProduct):

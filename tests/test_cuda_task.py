@@ -10,7 +10,7 @@ import pytest
 import torch
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
-from fake_gpu import RMS_NORM, Helpers, Rig, fake_gpu, floats, memory  # noqa: F401 - a fixture
+from fake_gpu import RMS_NORM, Helpers, Rig, WorkerProcess, fake_gpu, floats, memory  # noqa: F401 - a fixture
 
 from cuda_l2 import tasks
 from cuda_l2.contract.cuda import Plan
@@ -28,6 +28,22 @@ from cuda_l2.verify._cuda import CudaSession
 EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
 ARMS = [each.name for each in baselines_of(TorchTask, "cuda")]
 TASK = tasks.parse("rms_norm:rows=10,columns=12")
+EMBEDDING = """/* cuda-l2
+target = "cuda"
+arch = "sm_90a"
+buffer = [
+  {name = "tokens", shape = ["batch", "length"], dtype = "int64"},
+  {name = "table", shape = ["vocabulary", "width"], kind = "weight"},
+  {name = "out", shape = ["batch", "length", "width"], kind = "output"},
+]
+[[launch]]
+kernel = "embed"
+grid = ["batch"]
+block = [128]
+args = ["tokens", "table", "out"]
+edge = "programmatic"
+*/
+"""
 PROGRAMMATIC = RMS_NORM.replace("*/", 'edge = "programmatic"\n*/')
 
 
@@ -237,6 +253,29 @@ def test_a_kernel_that_keeps_a_constant_input_from_the_launch_before_is_found(ju
     assert session.constant == ("gain",)
     with session, pytest.raises(CheckFailed, match="keeps gain of an earlier launch"):
         concurrency.CHECK.run(session)
+
+
+def test_a_launch_between_finds_indices_that_lie_in_the_table(judged: Any, monkeypatch: Any) -> None:
+    def embeds(pointers: Mapping[str, int], plan: Plan) -> None:
+        tokens = memory(pointers["tokens"], 8 * 2 * 3).view(np.int64)
+        table = floats(pointers["table"], 7, 4)
+        floats(pointers["out"], 6, 4)[:] = table[tokens]  # IndexError where one lies elsewhere
+
+    between: list[tuple[int, int]] = []
+    after_slow = WorkerProcess.after_slow
+
+    def watched(process: WorkerProcess, **terms: Any) -> None:
+        between.append((terms["between"], len(terms["bindings"]) - 1))
+        after_slow(process, **terms)
+
+    monkeypatch.setattr(WorkerProcess, "after_slow", watched)
+    task = tasks.parse("embedding:batch=2,length=3,vocabulary=7,width=4")
+    rig, bench, candidate, build = judged("late", EMBEDDING, task, late=embeds)
+    with CudaSession(candidate, build, bench._arena(rotates=False), bench._cases, rig.facilities) as session:
+        session.as_timed()
+        for _ in range(8):
+            concurrency.CHECK.run(session)
+    assert set(between) == {(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)}
 
 
 def test_a_kernel_that_begins_early_is_launched_behind_a_slow_producer(judged: Any) -> None:

@@ -238,7 +238,7 @@ class GraphRounds(Rounds):
             if damage:
                 raise WrongOutput(f"{damage} in a timed round")
             if self.protocol.round_s:
-                # a round like the timed ones: nothing tells the candidate which it is
+                # as timed ones, but for copies between launches, no replay ahead, and at times garbage between them
                 self._memory.audit(partial(self._record, name), self._layouts[name])
         subjects = list(self.slots) or [self.subject]
         if self.protocol.selects:

@@ -1,10 +1,10 @@
 """The memory that timed launches on a GPU work on: how baselines launch there, and whether launches gave their results.
 
-Windows are sets of tensors. A launch reads those of one window and writes the outputs of another: its place. A graph of
-launches comes in two variants that share no place, and follows the other one, so that no result of an earlier launch is
-right where a later one should have written, whichever launch was left out. All references are computed here, in the
-trusted process, from private copies. There is one kind of memory for matrix products, whose windows overlap in one
-buffer, and one for other tasks, whose windows hold cases of their own.
+Windows are sets of tensors. A launch's inputs lie in one window, B of a product in that one or another, and its outputs
+likewise: its place says in which. A graph of launches comes in two variants that share no place, and follows the other
+one, so that no result of an earlier launch is right where a later one should have written, whichever launch was left
+out. All references are computed here, in the trusted process, from private copies. There is one kind of memory for
+matrix products, whose windows overlap in one buffer, and one for other tasks, whose windows hold cases of their own.
 """
 
 from abc import ABC, abstractmethod

@@ -355,7 +355,7 @@ class CudaBench(Bench):
 def windows(task: Task, l2_bytes: int) -> int:
     """How many sets of tensors timed launches alternate between.
 
-    Of a matrix product versions of A; of another task as many as the cache keeps where it would keep one.
+    Of a matrix product a fixed number; of another task as many as the cache keeps where it would keep one.
     """
     if task.product:
         return PRODUCT_WINDOWS

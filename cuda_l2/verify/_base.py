@@ -51,15 +51,14 @@ class Turn(Generic[C]):
 
     what: of the case, for reasons. prefill: what outputs hold before it, poison if not given. keep: workspaces and
     shared memory stay as the launch before left them, where otherwise they hold garbage, and the tensors' addresses
-    stay. window: in which of the windows of timed launches the tensors lie, modulo their number; in any where none is
-    given.
+    stay. place: of `Session.places`; any if not given.
     """
 
     case: C
     what: str = ""
     prefill: Outputs | None = None
     keep: bool = False
-    window: int | None = None
+    place: int | None = None
 
 
 class Judged:
@@ -84,8 +83,6 @@ class Session(Judged, ABC):
     task: Task
     build: Build
     cases: Cases
-    windows = 1
-    """Number of windows in which timed launches have their tensors."""
 
     @abstractmethod
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
@@ -118,6 +115,10 @@ class Session(Judged, ABC):
             if number >= LEAST_OFTEN and time.perf_counter() > ends:
                 break
         yield found
+
+    def places(self) -> Sequence[int]:
+        """Where launches of the task have tensors, on a GPU: together in every window that timed ones have."""
+        return [0]
 
     @abstractmethod
     def require_served(self, task: Task) -> None:

@@ -123,9 +123,9 @@ class CudaSession(GpuSession):
     def as_shifted(self, gap: int) -> None:
         self._layout = Layout(snug=True, gap=gap)
 
-    @property
-    def windows(self) -> int:  # type: ignore[override]
-        return self.arena.used
+    def places(self) -> Sequence[int]:
+        self._lay_out(self.task)
+        return self.arena.covering(self.cases.rng)
 
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         (found,) = self._launched([Turn(case, prefill=prefill, keep=keep)])
@@ -209,14 +209,21 @@ class CudaSession(GpuSession):
     def _call_behind(self, between: int, *, ordinary: bool, **terms: Any) -> None:
         """Launch behind a slow kernel and `between` others.
 
-        The last of these is the candidate itself, where it has another place with other outputs: a launch that ends
-        before the one ahead of it has would let the next one begin too early.
+        Half of the times the last of these is the candidate itself, where it has another place with other outputs: a
+        launch that ends before the one ahead of it has would let the next one begin too early. It is not always there:
+        one that lets the next one begin late would make up for a wait that the next one lacks. Only a product's reads
+        guard bytes as inputs; another task's reads the launch's own, since garbage may be no index.
         """
         arena, others = self.arena, list[int]()
-        if between and not ordinary:
-            used = {arena.place(output, self._place) for output in arena.task.outputs}
-            places = range(len(self._places))
-            others = [p for p in places if used.isdisjoint(arena.place(output, p) for output in arena.task.outputs)]
+        if between and not ordinary and self.cases.rng.integers(2):
+            outputs, given = arena.task.outputs, () if arena.task.product else arena.task.given
+            used, read = ([arena.place(each, self._place) for each in tensors] for tensors in (outputs, given))
+            others = [
+                place
+                for place in range(len(self._places))
+                if set(used).isdisjoint(arena.place(output, place) for output in outputs)
+                and read == [arena.place(each, place) for each in given]
+            ]
         own = [others[int(self.cases.rng.integers(len(others)))]] if others else []
         restored = [segment for place in own for segment in arena.unwritten(place)]
         terms |= {"ns": PRODUCER_NS * (1 + between), "between": between, "ordinary": ordinary}
@@ -315,11 +322,10 @@ class CudaSession(GpuSession):
         before = self._place
         if place is not None:
             self._place = place
+        elif turn.place is not None:
+            self._place = turn.place
         elif not turn.keep:
             self._place = int(self.cases.rng.integers(len(self._places)))
-            if turn.window is not None:
-                several = self.arena.used
-                self._place += turn.window % several - self._place % several
         scratch = [] if turn.keep else self.arena.scratch()
         tensors = {**turn.case.tensors, **(values or {})}
         left = self.arena.left(before, self._place)  # no byte of it lies where the place has its own

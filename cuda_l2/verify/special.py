@@ -4,7 +4,7 @@ For every task: NaN and infinities among the inputs come out where the exact res
 element, or several kinds in a few, of one tensor of real numbers. Nothing is asked of elements in which PyTorch itself
 gives another kind than the exact result has, nor where the reference refuses such inputs. For a matrix product also
 rows of A, and columns of B, with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32
-reference has them, in every window of timed launches: none of those has such values.
+reference has them, in every window of A, of B and of C that timed launches have: none of those has such values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,31 +38,31 @@ class SpecialValues(Check):
     order = 40
 
     def run(self, session: Session) -> None:
-        cases, windows = session.cases, range(session.windows)
+        cases = session.cases
         if isinstance(cases, ProductCases):
-            _require_right_rows(session, cases, windows)
+            _require_right_rows(session, cases)
             _require_right_elements(session, [None])
         else:
-            _require_right_elements(session, windows)
+            _require_right_elements(session, session.places())
 
 
-def _require_right_elements(session: Session, windows: Sequence[int | None]) -> None:
+def _require_right_elements(session: Session, places: Sequence[int | None]) -> None:
     """CheckFailed where special values in one element, or in a few, come out wrong."""
-    for turn, found in session.launch_each(_elements(session.cases, windows)):
+    for turn, found in session.launch_each(_elements(session.cases, places)):
         require_right(turn.case, found, turn.what)
 
 
-def _elements(cases: Cases, windows: Sequence[int | None]) -> Iterator[Turn[Case]]:
+def _elements(cases: Cases, places: Sequence[int | None]) -> Iterator[Turn[Case]]:
     names = cases.real_tensors
-    for window in windows:
+    for place in places:
         for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
             for kind in SPECIAL:
                 case = cases.special(names[int(index)], kind)
                 if case is not None:
-                    yield Turn(case, f"with {kind} in {names[int(index)]}", window=window)
+                    yield Turn(case, f"with {kind} in {names[int(index)]}", place=place)
 
 
-def _require_right_rows(session: Session, cases: ProductCases, windows: Sequence[int]) -> None:
+def _require_right_rows(session: Session, cases: ProductCases) -> None:
     """CheckFailed where a row of A, or a column of B, with special values comes out wrong."""
     gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
     # sums in fp16 may pass through infinity on the way to a finite value, and so may fp32 sums of what overflows bf16
@@ -72,7 +72,7 @@ def _require_right_rows(session: Session, cases: ProductCases, windows: Sequence
         for first in range(0, len(kinds), min(lines, len(kinds))):
             make = partial(_make, kinds=kinds, first=first, of_b=of_b)
             case = cases.get("special columns" if of_b else "special", first, make)
-            for _, outputs in session.launch_each(Turn(case, window=window) for window in windows):
+            for _, outputs in session.launch_each(Turn(case, place=place) for place in session.places()):
                 found = outputs["c"].float()
                 numbers = found.nan_to_num(IN_PLACE_OF_NAN, INFINITY, -INFINITY)
                 wrong = (numbers < case.expected["low"]) | (numbers > case.expected["high"])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from cuda_l2.contract import ContractError
@@ -27,7 +28,7 @@ GUARD_WORD, SCRATCH_WORD = 0x01010101 * GUARD_BYTE, 0x01010101 * SCRATCH_BYTE
 OUTSIDE = "wrote outside its outputs and workspaces"
 NOT_RESTORED = "left a persistent workspace other than it found it"
 PRODUCT_WINDOWS = 4
-"""Versions of a matrix product's A that timed launches alternate between, so that every launch changes the output."""
+"""Windows of each of a matrix product's A, B and C: no timed launch finds in C what its own A and B give."""
 MOST_PAIRINGS = 4
 """An output's window comes so many behind its inputs', at most; of B of a product there are as many versions."""
 WORKSPACE_ALIGN = 1024
@@ -175,6 +176,16 @@ class CudaArena(Closing):
         if tensor in self.task.outputs:
             return (window + pairing) % self.windows
         return pairing if self.sharing is Sharing.OVERLAPPING and tensor != self.task.inputs[0] else window
+
+    def covering(self, rng: np.random.Generator) -> list[int]:
+        """Random places that together have every window of every tensor: few, six at most for A, B and C of four."""
+        places = [int(place) for place in rng.permutation(self.place_count)]
+        has = {place: {self.place(tensor, place) for tensor in self.task.tensors} for place in places}
+        left, found = set().union(*has.values()), list[int]()
+        while left:
+            found.append(max(places, key=lambda place: len(has[place] & left)))
+            left -= has[found[-1]]
+        return found
 
     def tensor(self, tensor: Tensor, place: int = 0) -> torch.Tensor:
         """A view of a tensor at a place; as uint8 where it should be bool and holds something else."""

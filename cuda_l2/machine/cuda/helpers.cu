@@ -82,9 +82,15 @@ __device__ void fill_local(unsigned long long x) {
   for (int i = 0; i < BYTES / 4; i++) local[i] = (unsigned)x;
   if (x >> 32 && local[x >> 32] != (unsigned)x) __trap();
 }
-extern "C" __global__ void __launch_bounds__(1024, 2) spoil_local_256(unsigned long long x) { fill_local<256>(x); }
-extern "C" __global__ void __launch_bounds__(1024, 2) spoil_local_2048(unsigned long long x) { fill_local<2048>(x); }
-extern "C" __global__ void __launch_bounds__(1024, 2) spoil_local_16384(unsigned long long x) { fill_local<16384>(x); }
+#define SPOIL_LOCAL(BYTES) \
+  extern "C" __global__ void __launch_bounds__(1024, 2) spoil_local_##BYTES(unsigned long long x) { fill_local<BYTES>(x); }
+SPOIL_LOCAL(256)
+SPOIL_LOCAL(512)
+SPOIL_LOCAL(1024)
+SPOIL_LOCAL(2048)
+SPOIL_LOCAL(4096)
+SPOIL_LOCAL(8192)
+SPOIL_LOCAL(16384)
 
 // Launched several times in a row as programmatic dependents: see Helpers.settle.
 extern "C" __global__ void settle() {

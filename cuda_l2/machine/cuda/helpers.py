@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch  # the worker's process does without it
 
 SOURCE = Path(__file__).with_name("helpers.cu")
-LOCAL_BYTES = 256, 2048, 16384
+LOCAL_BYTES = 256, 512, 1024, 2048, 4096, 8192, 16384
+"""Bytes a thread that are spoilt: at most twice what a kernel has, since 16 KiB a thread are 4.1 GiB on an H100."""
 NAMES = (
     *("empty", "slow_copy", "occupy", "spoil_shared", "spoil_behind", "settle", "relay", "fill_segments"),
     *("look_at_segments", "look_at_rows", "compare_rows", *(f"spoil_local_{size}" for size in LOCAL_BYTES)),

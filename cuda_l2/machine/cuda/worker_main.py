@@ -36,8 +36,9 @@ LOAD_EVERY = 2
 """Launches between times that another stream holds multiprocessors."""
 TRAFFIC_BYTES = 256 << 20
 """What such load reads and writes: several times any cache."""
-SPOILT_SHARE = 1 / 8
-"""Share of a recorded round's launches that find shared memory, registers and local memory spoilt."""
+SPOILT = (0, 0.0), (1, 0.0), (0, 1 / 8)
+"""A recorded round's first launches, and share of the others, that find shared memory, registers and local memory
+spoilt. One of these is drawn: counts kept there may go on from the timed rounds, begin anew as in some, or get lost."""
 ROUNDS_BEHIND = 16
 """Waves of blocks that a multiprocessor runs when a block of the candidate leaves it."""
 
@@ -235,14 +236,15 @@ class Worker:
         """Launch on each binding in order as one graph, and copy the outputs of some launches away as they come.
 
         kept: numbers of launches in ascending order; outputs: each one's, as `record_loaded` takes them; copies go to
-        the record buffer in turn, `stride` bytes apart. Some launches find garbage where others find what the launch
-        before left.
+        the record buffer in turn, `stride` bytes apart. Launches find garbage where others find what the launch before
+        left: none of them, the first, or a share.
         """
+        first, share = random.choice(SPOILT)
         copies = dict(zip(kept, enumerate(outputs), strict=True))
 
         def enqueue(stream: int) -> None:
             for number, binding in enumerate(bindings):
-                if random.random() < SPOILT_SHARE:
+                if number < first or random.random() < share:
                     self._spoil(slot)
                 self._on(slot, binding).launch(stream)
                 index, written = copies.get(number, (0, []))
