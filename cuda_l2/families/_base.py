@@ -82,11 +82,13 @@ class Family(ABC):
         choice = self.choices[len(prefix)]
         return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, task, target))
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019 - families live as long as the process
     def takes(self, task: Any, target: Any, prefix: tuple[int, ...], value: int) -> bool:
         """Whether a value of the next choice keeps a schedule valid after `prefix`."""
-        choice = self.choices[len(prefix)]
-        return value in choice.values and self.fits(choice.name, value, self.named(prefix), task, target)
+        return value in self.choices[len(prefix)].values and self._fits_after(task, target, prefix, value)
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - families live as long as the process
+    def _fits_after(self, task: Any, target: Any, prefix: tuple[int, ...], value: int) -> bool:
+        return self.fits(self.choices[len(prefix)].name, value, self.named(prefix), task, target)
 
     def nearest(self, wanted: Mapping[str, int], task: Any, target: Any) -> tuple[int, ...]:
         """The valid schedule nearest to these values, choice by choice."""
