@@ -144,8 +144,10 @@ def test_a_forked_process_is_what_one_would_be_that_was_started(start: Start, mo
     assert ask(forked, "os.getppid()") == 0, "what forked it cannot be addressed"
 
 
-def test_the_programs_that_run_files_are_forked(tmp_path: Path) -> None:
+def test_the_programs_that_run_files_are_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they load for a template leaves nothing there that children would share."""
+    monkeypatch.setattr(template, "_gave_up", False)  # by a test of what a lost template costs
+    monkeypatch.setattr(template, "_templates", [])
     (path := tmp_path / "task.py").write_text(FILE)
     with OpenedFile(entry_of(path)) as file:
         assert len(file.inputs(seeds=[0, 1])) == 2 and file._process and is_forked(file._process)
