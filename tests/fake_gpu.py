@@ -18,8 +18,8 @@ from cuda.bindings import driver
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.kernelbench.cuda_arms import CudaModelBaselines
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.machine.cuda import arena
 from cuda_l2.machine.cuda import buffers as device_buffers
+from cuda_l2.machine.cuda import windows
 from cuda_l2.machine.cuda import worker_main as cuda_worker_main
 from cuda_l2.machine.cuda.driver import LaunchError
 from cuda_l2.machine.cuda.helpers import Projection
@@ -350,8 +350,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     monkeypatch.setattr(task_memory, "Captured", task_memory.Calls)
     monkeypatch.setattr(cuda_rig, "DEVICE", "cpu")
     monkeypatch.setattr(cuda_rig, "WORKSPACE_BYTES", 1 << 20)  # all of it is looked at
-    monkeypatch.setattr(arena, "RECORD_BYTES", 1 << 20)
-    monkeypatch.setattr(arena, "STAGED_BYTES", 1 << 18)  # several messages for the launches of some checks
+    monkeypatch.setattr(windows, "RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(windows, "STAGED_BYTES", 1 << 18)  # several messages for the launches of some checks
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)

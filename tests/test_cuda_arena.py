@@ -15,17 +15,10 @@ from fake_gpu import RMS_NORM, fake_gpu  # noqa: F401 - a fixture
 from cuda_l2 import tasks
 from cuda_l2.contract import ContractError, plan_cuda
 from cuda_l2.machine.cuda import sanitizer
-from cuda_l2.machine.cuda.alone import Job
+from cuda_l2.machine.cuda.alone import Job, given_file
 from cuda_l2.machine.cuda.alone_main import _given
-from cuda_l2.machine.cuda.arena import (
-    GUARD_BYTES,
-    OUTSIDE,
-    PRODUCT_WINDOWS,
-    CudaArena,
-    Sharing,
-    buffer_name,
-    given_file,
-)
+from cuda_l2.machine.cuda.arena import GUARD_BYTES, OUTSIDE, CudaArena
+from cuda_l2.machine.cuda.windows import PRODUCT_WINDOWS, Sharing, buffer_name
 from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, POISONS
 from cuda_l2.measure.product_memory import other_layout
 from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json

@@ -15,7 +15,8 @@ from fake_gpu import L2_BYTES, SMS, WorkerProcess, Workers, fake_gpu, memory  # 
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda import worker_main as cuda_worker_main
-from cuda_l2.machine.cuda.arena import OUTSIDE, PRODUCT_WINDOWS, CudaArena, Sharing
+from cuda_l2.machine.cuda.arena import OUTSIDE, CudaArena
+from cuda_l2.machine.cuda.windows import PRODUCT_WINDOWS, Sharing
 from cuda_l2.measure.baselines._base import LibraryProduct
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.product_memory import ProductMemory, other_layout

@@ -14,7 +14,8 @@ from fake_gpu import RMS_NORM, Helpers, Rig, WorkerProcess, fake_gpu, floats, me
 
 from cuda_l2 import tasks
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, Sharing
+from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE
+from cuda_l2.machine.cuda.windows import Sharing
 from cuda_l2.machine.fills import POISON_WORDS, SCRATCH_BYTE
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.baselines._base import TorchTask, baselines_of

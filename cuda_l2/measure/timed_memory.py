@@ -16,11 +16,12 @@ import torch
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.arena import MAX_RECORDS, MOST_PAIRINGS, CudaArena
+from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.machine.cuda.helpers import Helpers
 from cuda_l2.machine.cuda.segments import Segments
+from cuda_l2.machine.cuda.windows import MAX_RECORDS, MOST_PAIRINGS
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Layout, Task
 

@@ -17,9 +17,11 @@ from cuda_l2.build.build_server import BuildServers
 from cuda_l2.build.stress import stressed
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda import target as cuda
-from cuda_l2.machine.cuda.arena import PRODUCT_WINDOWS, CudaArena, Sharing, arena_bytes, given_file
+from cuda_l2.machine.cuda.alone import given_file
+from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
+from cuda_l2.machine.cuda.windows import PRODUCT_WINDOWS, Sharing, arena_bytes
 from cuda_l2.machine.cuda.worker import CudaWorkers
 from cuda_l2.measure.baselines._base import Baseline, LibraryProduct, strongest_first
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda

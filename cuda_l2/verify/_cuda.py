@@ -13,11 +13,12 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import sanitizer
-from cuda_l2.machine.cuda.alone import Job
-from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, TENSOR_ALIGN, CudaArena, given_file
+from cuda_l2.machine.cuda.alone import Job, given_file
+from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, CudaArena
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.segments import NOTHING, Copied, Segment, Segments
+from cuda_l2.machine.cuda.windows import TENSOR_ALIGN
 from cuda_l2.machine.cuda.worker import CudaWorkers, slowest_s
 from cuda_l2.machine.fills import POISON_WORDS
 from cuda_l2.machine.tensors import poisoned, rounded_up

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.machine.tensors import Tensors, stored
 from cuda_l2.records import Task, to_json
-from cuda_l2.system import sandbox
+from cuda_l2.system import sandbox, scratch
 
 MAIN = "cuda_l2.machine.cuda.alone_main"
 
@@ -53,3 +55,17 @@ def run(tool: Sequence[str], jobs: Sequence[Job], folder: Path, timeout_s: float
     result = json.loads(texts[1].read_text()) if texts[1].exists() else {}
     digests = tuple(tuple(found) for found in result.pop("digests", ()))
     return Ended(status, texts[2].read_text(errors="replace"), digests, **result)
+
+
+@contextmanager
+def given_file(task: Task, tensors: Tensors | None) -> Iterator[str]:
+    """Path of a file with the bytes of inputs and weights, for a process that launches alone; empty without tensors."""
+    if tensors is None:
+        yield ""
+        return
+    with scratch.folder() as folder:
+        path = folder / "given"
+        with path.open("wb") as file:
+            for tensor in task.given:
+                file.write(stored(tensors[tensor.name].cpu(), tensor).numpy().tobytes())
+        yield str(path)

@@ -3,10 +3,7 @@
 The same memory is laid out anew for other sizes of the task.
 """
 
-import enum
-import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,57 +14,30 @@ from cuda_l2.contract.cuda import Plan, Workspace
 from cuda_l2.machine.cuda import buffers
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.segments import Segment
+from cuda_l2.machine.cuda.windows import (
+    MOST_PAIRINGS,
+    TENSOR_ALIGN,
+    Sharing,
+    buffer_name,
+    record_stride,
+    records,
+    staged_bytes,
+)
 from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, SCRATCH_BYTE
 from cuda_l2.machine.tensors import Tensors, rounded_up, stored, view
 from cuda_l2.records import Task, Tensor
-from cuda_l2.system import scratch
 from cuda_l2.system.closing import Closing
 
 GUARD_BYTES = 4096
 GUARD_WORD, SCRATCH_WORD = 0x01010101 * GUARD_BYTE, 0x01010101 * SCRATCH_BYTE
 OUTSIDE = "wrote outside its outputs and workspaces"
 NOT_RESTORED = "left a persistent workspace other than it found it"
-PRODUCT_WINDOWS = 4
-"""Windows of each of a matrix product's A, B and C: no timed launch finds in C what its own A and B give."""
-MOST_PAIRINGS = 4
-"""An output's window comes so many behind its inputs', at most; of B of a product there are as many versions."""
 WORKSPACE_ALIGN = 1024
-TENSOR_ALIGN = 16
-"""What the contract promises of a pointer."""
-WINDOW_ALIGN = 256
-RECORD_BYTES = 64 << 20
-MAX_RECORDS = 256
-STAGED_BYTES = 32 << 20
-"""What launches in a row read that the first of them does not."""
 MESSAGE_TENSORS = 1024
 """Tensors of all launches that one message asks for."""
 WORKSPACE_SLACK = 32 * GUARD_BYTES
 """For guards and alignment beside the workspaces themselves."""
 T = TypeVar("T")
-
-
-class Sharing(enum.StrEnum):
-    """How the windows of timed launches share memory. Every window begins at a multiple of WINDOW_ALIGN bytes."""
-
-    OVERLAPPING = "overlapping"  # versions of an input a few rows apart in one buffer, each with all of another input's
-    SEPARATE = "separate"  # all lie apart, guards between them
-    ROTATING = "rotating"  # all lie apart, guards between them
-    PACKED = "packed"  # all lie apart, one right behind the other
-
-    @property
-    def rotates(self) -> bool:
-        """Whether windows are met in turn, so that none is in the cache when it comes again."""
-        return self in (Sharing.ROTATING, Sharing.PACKED)
-
-    def shift(self, task: Task, tensor: Tensor) -> int:
-        """Bytes from one window of a tensor to the next; 0 where they share it."""
-        match self:
-            case Sharing.OVERLAPPING:  # the fewest rows that keep every window aligned: they cost the cache nothing
-                if tensor not in task.outputs:
-                    return math.lcm(tensor.bytes // tensor.shape[tensor.column_major], WINDOW_ALIGN)
-            case Sharing.PACKED:
-                return rounded_up(tensor.bytes, WINDOW_ALIGN)
-        return rounded_up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
 
 
 class CudaArena(Closing):
@@ -100,9 +70,9 @@ class CudaArena(Closing):
         spans = [self._spans_of(task) for task in tasks]
         sizes = {buffer: max(each[buffer] for each in spans) + 2 * GUARD_BYTES for buffer in spans[0]}
         # where a slow producer has a tensor from, and launches in a row have theirs from
-        sizes["staging"] = max(_staged_bytes(task) for task in tasks) + TENSOR_ALIGN
-        strides = [_record_stride(task) for task in tasks]
-        sizes["record"] = max(stride * _records(stride) for stride in strides)
+        sizes["staging"] = max(staged_bytes(task) for task in tasks) + TENSOR_ALIGN
+        strides = [record_stride(task) for task in tasks]
+        sizes["record"] = max(stride * records(stride) for stride in strides)
         sizes["workspace"] = workspace_bytes + WORKSPACE_SLACK
         self.buffers: dict[str, buffers.SharedBuffer] = {}
         try:
@@ -158,7 +128,7 @@ class CudaArena(Closing):
                 self._guards.append(whole[behind : self._offset(tensor.name, window + 1)])
         for band in self._guards:
             band.fill_(GUARD_BYTE)
-        self.record_stride, self.records = _record_stride(task), _records(_record_stride(task))
+        self.record_stride, self.records = record_stride(task), records(record_stride(task))
 
     @property
     def pairings(self) -> int:
@@ -460,44 +430,6 @@ class CudaArena(Closing):
     def _whole(self, name: str) -> torch.Tensor:
         """The bytes of a buffer."""
         return self.buffers[name].bytes
-
-
-def buffer_name(tensor: Tensor) -> str:
-    """Name of the buffer that holds a tensor: no other buffer has it, whatever the task calls the tensor."""
-    return f"tensor {tensor.name}"
-
-
-@contextmanager
-def given_file(task: Task, tensors: Tensors | None) -> Iterator[str]:
-    """Path of a file with the bytes of inputs and weights, for a process that launches alone; empty without tensors."""
-    if tensors is None:
-        yield ""
-        return
-    with scratch.folder() as folder:
-        path = folder / "given"
-        with path.open("wb") as file:
-            for tensor in task.given:
-                file.write(stored(tensors[tensor.name].cpu(), tensor).numpy().tobytes())
-        yield str(path)
-
-
-def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing) -> int:
-    """About what an arena takes."""
-    spans = [tensor.bytes + (windows - 1) * sharing.shift(task, tensor) for tensor in task.tensors]
-    stride = _record_stride(task)
-    return sum(spans) + _staged_bytes(task) + stride * _records(stride) + workspace_bytes
-
-
-def _record_stride(task: Task) -> int:
-    return sum(rounded_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
-
-
-def _staged_bytes(task: Task) -> int:
-    return max(STAGED_BYTES, *(tensor.bytes for tensor in task.tensors))
-
-
-def _records(stride: int) -> int:
-    return max(2, min(MAX_RECORDS, RECORD_BYTES // max(1, stride)))
 
 
 def _behind(start: int, workspace: Workspace[int]) -> int:

@@ -1,0 +1,67 @@
+"""How a task's tensors share device memory: windows of timed launches, records of outputs, and the bytes of all."""
+
+import enum
+import math
+
+from cuda_l2.machine.tensors import rounded_up
+from cuda_l2.records import Task, Tensor
+
+PRODUCT_WINDOWS = 4
+"""Windows of each of a matrix product's A, B and C: no timed launch finds in C what its own A and B give."""
+MOST_PAIRINGS = 4
+"""An output's window comes so many behind its inputs', at most; of B of a product there are as many versions."""
+TENSOR_ALIGN = 16
+"""What the contract promises of a pointer."""
+WINDOW_ALIGN = 256
+RECORD_BYTES = 64 << 20
+MAX_RECORDS = 256
+STAGED_BYTES = 32 << 20
+"""What launches in a row read that the first of them does not."""
+
+
+class Sharing(enum.StrEnum):
+    """How the windows of timed launches share memory. Every window begins at a multiple of WINDOW_ALIGN bytes."""
+
+    OVERLAPPING = "overlapping"  # versions of an input a few rows apart in one buffer, each with all of another input's
+    SEPARATE = "separate"  # all lie apart, guards between them
+    ROTATING = "rotating"  # all lie apart, guards between them
+    PACKED = "packed"  # all lie apart, one right behind the other
+
+    @property
+    def rotates(self) -> bool:
+        """Whether windows are met in turn, so that none is in the cache when it comes again."""
+        return self in (Sharing.ROTATING, Sharing.PACKED)
+
+    def shift(self, task: Task, tensor: Tensor) -> int:
+        """Bytes from one window of a tensor to the next; 0 where they share it."""
+        match self:
+            case Sharing.OVERLAPPING:  # the fewest rows that keep every window aligned: they cost the cache nothing
+                if tensor not in task.outputs:
+                    return math.lcm(tensor.bytes // tensor.shape[tensor.column_major], WINDOW_ALIGN)
+            case Sharing.PACKED:
+                return rounded_up(tensor.bytes, WINDOW_ALIGN)
+        return rounded_up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
+
+
+def buffer_name(tensor: Tensor) -> str:
+    """Name of the buffer that holds a tensor: no other buffer has it, whatever the task calls the tensor."""
+    return f"tensor {tensor.name}"
+
+
+def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing) -> int:
+    """About what an arena takes."""
+    spans = [tensor.bytes + (windows - 1) * sharing.shift(task, tensor) for tensor in task.tensors]
+    stride = record_stride(task)
+    return sum(spans) + staged_bytes(task) + stride * records(stride) + workspace_bytes
+
+
+def record_stride(task: Task) -> int:
+    return sum(rounded_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
+
+
+def staged_bytes(task: Task) -> int:
+    return max(STAGED_BYTES, *(tensor.bytes for tensor in task.tensors))
+
+
+def records(stride: int) -> int:
+    return max(2, min(MAX_RECORDS, RECORD_BYTES // max(1, stride)))
