@@ -57,9 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker for every core; none beside this process where there is one core, or where tests share a GPU."""
+    """A worker for every core and one more, since each waits for sandboxes a fifth of its time.
+
+    None beside this process where there is one core, or where tests share a GPU.
+    """
     count = min(usable_cores(), MOST_WORKERS)
-    return 0 if count < 2 or gpu_present() or "gpu" in (config.option.markexpr or "") else count
+    return 0 if count < 2 or gpu_present() or "gpu" in (config.option.markexpr or "") else count + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
