@@ -153,6 +153,8 @@ def test_the_programs_that_run_files_are_forked(tmp_path: Path, monkeypatch: pyt
         assert len(file.inputs(seeds=[0, 1])) == 2 and file._process and is_forked(file._process)
     with Module(FILE.encode(), "Model", Resources("cpu", 1, 2 << 30, 1 << 20, 600)) as module:
         assert is_forked(module._process)
+    (known,) = template._templates
+    known.close()
 
 
 def test_it_has_no_descriptor_but_its_own(start: Start, tmp_path: Path) -> None:

@@ -31,13 +31,11 @@ class Adam:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """KeyError, ValueError or RuntimeError where it is of another network. Takes torch's Adam's and AdamW's too."""
-        steps, moments = state.get("steps", 0), state.get("moments")
         if "param_groups" in state:
             each = [state["state"][number] for number in range(len(self._parameters))]
-            steps, moments = int(each[0]["step"]), [[one[name] for one in each] for name in ("exp_avg", "exp_avg_sq")]
-        if moments is None:
-            raise KeyError("moments")
-        for kept, own in zip(moments, self._moments, strict=True):
+            moments = [[one[name] for one in each] for name in ("exp_avg", "exp_avg_sq")]
+            state = {"steps": int(each[0]["step"]), "moments": moments}
+        for kept, own in zip(state["moments"], self._moments, strict=True):
             for before, moment in zip(kept, own, strict=True):
                 moment.copy_(before)
-        self._steps = steps
+        self._steps = state["steps"]

@@ -23,11 +23,11 @@ UNRELATED, FP16_SUM = 0.25, 2.0**-12
 RMS, sqrt(K), computed something else, or the fp64 product is another's; a bound from it would hold for anything. The
 second is more than sums kept in fp16 lose."""
 LINES, SMALL = 1 / 32, 2.0**-6
-"""Share of rows of A, and of columns of B, that are so much smaller, and as many in one half of K."""
+"""Share of rows of A, and of columns of B, that are multiplied by SMALL; as many are in one half of K."""
 LEAST_LINES = 4
-"""Of fewer rows, or columns, none is small."""
+"""Rows, or columns, from which on some are small."""
 LEAST_ELEMENTS = 64
-"""Of fewer elements, over all inputs, no RMS error is compared with another."""
+"""Elements over all inputs from which on RMS errors are compared: that of fewer varies too much."""
 GROUPS = "small rows of A", "small columns of B", "rows and columns of which one is small"
 FP16_ROWS = 32
 """Rows compared in the fp16 class on the CPU, whose baseline is an emulated fp16 sum."""

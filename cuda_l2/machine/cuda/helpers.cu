@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(1024) spoil_shared(unsigned long lo
     asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(first + 4 * threadIdx.x + 4 * i), "r"(registers[i]));
 }
 
-// Fills local memory of so many bytes a thread, of as many threads as a multiprocessor can have. x: a 32-bit word; were
+// Fills BYTES of local memory of each thread, of as many threads as a multiprocessor can have. x: a 32-bit word; were
 // there more, an element would be read, which the compiler cannot rule out.
 template <int BYTES>
 __device__ void fill_local(unsigned long long x) {

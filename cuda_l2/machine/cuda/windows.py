@@ -9,7 +9,7 @@ from cuda_l2.records import Task, Tensor
 PRODUCT_WINDOWS = 4
 """Windows of each of a matrix product's A, B and C: no timed launch finds in C what its own A and B give."""
 MOST_PAIRINGS = 4
-"""An output's window comes so many behind its inputs', at most; of B of a product there are as many versions."""
+"""Ways to pair windows of inputs and outputs, at most; B of a product has a window for each."""
 TENSOR_ALIGN = 16
 """What the contract promises of a pointer."""
 WINDOW_ALIGN = 256
@@ -56,12 +56,15 @@ def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing
 
 
 def record_stride(task: Task) -> int:
+    """Bytes from one record of a task's outputs to the next."""
     return sum(rounded_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
 
 
 def staged_bytes(task: Task) -> int:
+    """Bytes from which a slow producer copies, and launches in a row are given their inputs."""
     return max(STAGED_BYTES, *(tensor.bytes for tensor in task.tensors))
 
 
 def records(stride: int) -> int:
+    """Number of records that there is room for, `stride` bytes each."""
     return max(2, min(MAX_RECORDS, RECORD_BYTES // max(1, stride)))
