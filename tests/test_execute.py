@@ -226,6 +226,30 @@ time.sleep(100)
         require_gone(group)
 
 
+def test_a_killed_parent_leaves_no_candidate_that_never_ends(tmp_path) -> None:
+    artifact = library(tmp_path, 'for (;;) __asm__ volatile("");')
+    code = f"""
+import time
+from pathlib import Path
+from cuda_l2.contract import CpuContract
+from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
+from cuda_l2.machine.cpu.worker import Worker
+from cuda_l2.records import Gemm
+arena = Arena([Gemm(8, 4, 2)], slots=1, workspace_bytes=64)
+terms = CpuContract("gemm", 1, "64")
+worker = Worker(CandidateMemory(arena, terms), Path({str(artifact)!r}), terms)
+worker.prepare([0])
+worker._begin(b"12345678")
+print(worker._process.pid, flush=True)
+time.sleep(100)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    group = parent.stdout.readline()
+    parent.kill()
+    parent.wait()
+    require_gone(group)
+
+
 def test_poison_is_a_nan() -> None:
     assert np.isnan(np.array([POISON], dtype=np.uint16).view(np.float16))[0]
 

@@ -63,7 +63,7 @@ class TorchBaselines(Closing):
             stdin=subprocess.PIPE,
             pass_fds=(ack_write,),
             env=environment | {"OMP_PROC_BIND": "close"},
-            process_group=0,  # Ctrl-C is the parent's to handle; see sandbox.start for why not a session
+            process_group=0,  # Ctrl-C is the parent's to handle
         )
         os.close(ack_write)
         self._started = False

@@ -19,6 +19,7 @@ from cuda_l2 import tasks
 from cuda_l2.machine.tensors import view
 from cuda_l2.measure.baselines._base import Function, TorchBaseline, named
 from cuda_l2.records import Tensor
+from cuda_l2.system import process_tree
 from cuda_l2.system.text import line_of
 
 Views = dict[str, torch.Tensor]
@@ -103,6 +104,7 @@ def _attached(message: dict[str, Any]) -> torch.Tensor:
 
 def main() -> None:
     """Answer messages until standard input closes."""
+    process_tree.end_with_parent()  # also where it is being stopped
     torch.set_num_threads(int(sys.argv[1]))
     acknowledge, worker = int(sys.argv[2]), Worker()
     os.write(acknowledge, b"R")

@@ -8,7 +8,6 @@ What a process has measured stays when it dies; it is started again, and goes on
 have ended is measured by the command itself.
 """
 
-import ctypes
 import os
 import selectors
 import signal
@@ -16,12 +15,12 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
 from cuda_l2.rigs.elsewhere import CLI, visible_gpus
+from cuda_l2.system import process_tree
 from cuda_l2.system.errors import UserError
 
 TRIES = 3
 """A process that a signal ended so often is not started again."""
 INTERRUPTED = 130
-PR_SET_PDEATHSIG = 1
 
 
 def gpus(asked: str) -> list[str]:
@@ -101,7 +100,8 @@ class _Worker:
             stdout=subprocess.DEVNULL,  # its tables: those of all are printed at the end
             stderr=subprocess.PIPE,
             process_group=0,  # Ctrl-C reaches it once, from here
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - there is one thread
+            # as by Ctrl-C, so that what was measured is kept; there is one thread
+            preexec_fn=lambda: process_tree.end_with_parent(signal.SIGINT),  # noqa: PLW1509
         )
 
     @property
@@ -126,8 +126,3 @@ class _Worker:
         assert self._process.stderr
         self._process.stderr.close()
         return self._process.wait()
-
-
-def _end_with_parent() -> None:
-    """As by Ctrl-C, so that what was measured is kept."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)

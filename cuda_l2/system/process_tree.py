@@ -1,6 +1,7 @@
 """The process tree of a sandbox: found, stopped and measured as a whole, across process groups."""
 
 import contextlib
+import ctypes
 import itertools
 import os
 import signal
@@ -8,12 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+PR_SET_PDEATHSIG = 1
 WATCH_INTERVAL_S = 0.02
 WEIGHING_S = 0.1
 BLOCK_BYTES = 1 << 16
 OUT_OF_MEMORY = "its processes together took more memory than they may"
 MOST_PROCESSES = 256 + 4 * (os.cpu_count() or 1)
 """Limit of processes in a watched tree: compilers for every core run at once, each with programs of its own."""
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Get this signal when the thread that started this process ends, also while it is stopped or computes."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def processes(root: int) -> list[int]:

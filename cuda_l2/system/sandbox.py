@@ -28,6 +28,8 @@ MAX_OUTPUT_BYTES = 100_000
 """Limit of a command's output that is kept."""
 MOST_TASKS = 1024 + 16 * (os.cpu_count() or 1)
 """Processes and threads of one sandbox at a time, where the kernel limits them: thousands take minutes to end."""
+_DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+"""With the thread that starts it, to be exact, as bubblewrap's --die-with-parent has it too."""
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
 
 # Builds the same view as bubblewrap's with unshare's own privileges: an empty root, the system's folders
@@ -142,12 +144,13 @@ def wrap(
         root = work / ".root"
         root.mkdir(exist_ok=True)
         return [
+            *_DIE_WITH_PARENT,
             *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
             *("--fork", "--kill-child", "/bin/sh", "-c", _NAMESPACE_SCRIPT, "sandbox"),
             *(str(root), str(work), "\n".join(folders), "\n".join(map(str, devices))),
             *("1" if proc else "", _most_tasks(), *limited),
         ]
-    return limited
+    return [*(_DIE_WITH_PARENT if shutil.which("setpriv") else ()), *limited]
 
 
 def _most_tasks(release: str = platform.release()) -> str:
@@ -159,8 +162,8 @@ def _most_tasks(release: str = platform.release()) -> str:
 def start(arguments: Sequence[str], **options: object) -> "subprocess.Popen[bytes]":
     """Start a wrapped command in its own process group, with an empty environment but for the search path.
 
-    Not in a session of its own: when we are killed, the kernel wakes a stopped group of the same session and hangs
-    it up, so that nothing stays behind.
+    It ends with the thread that starts it. Not in a session of its own, for where the system cannot bring that about:
+    when we are killed, the kernel wakes a stopped group of the same session and hangs it up.
     """
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TMPDIR": "/tmp"}
     environment["CCACHE_DISABLE"] = "1"  # where the compiler's name is a link to ccache, which has no cache there

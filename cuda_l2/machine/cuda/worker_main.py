@@ -4,11 +4,9 @@ Messages come over a socket as JSON, file descriptors of shared device memory be
 process is thrown away after any fault: a driver error is reported once and ends it. No torch here: it starts fast.
 """
 
-import ctypes
 import json
 import os
 import random
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -25,13 +23,12 @@ from cuda_l2.machine.cuda.helpers import Helpers
 from cuda_l2.machine.cuda.segments import Segment, enqueue_fill
 from cuda_l2.machine.fills import SCRATCH_BYTE
 from cuda_l2.records import from_json
+from cuda_l2.system import process_tree
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 200
 """A task may have 128 tensors; the kernel passes 253 at most."""
 AWAIT_S = 3600.0
-DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
 LOAD_EVERY = 2
 """Launches between times that another stream holds multiprocessors."""
 TRAFFIC_BYTES = 256 << 20
@@ -381,7 +378,7 @@ class Worker:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)  # also in the middle of a kernel that never ends
+    process_tree.end_with_parent()  # also in the middle of a kernel that never ends
     channel = socket.socket(fileno=int(sys.argv[1]))
     worker = Worker(Path(sys.argv[2]))
     channel.send(b"{}")
