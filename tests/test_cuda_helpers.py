@@ -3,13 +3,14 @@
 import ctypes
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from cuda_on_cpu import HEADER
 
-from cuda_l2.machine.cuda.helpers import MAX_BLOCKS, ROW_THREADS, SOURCE, Helpers, Projection, compiled_helpers
+from cuda_l2.machine.cuda.helpers import MAX_BLOCKS, ROW_THREADS, SOURCE, Helpers, Projection, _Grid, compiled_helpers
 
 ROUNDING, SUMMATION = 2.0**-11, 1e-3
 SHAPES = [(1, 1), (5, 8), (33, 77), (64, 520), (300, 256)]
@@ -43,10 +44,10 @@ class OnCpu(Helpers):
         subprocess.run([*command, str(path.with_suffix(".so"))], check=True)
         self._library = ctypes.CDLL(str(path.with_suffix(".so")))
 
-    def _launch(self, name: str, stream: int, blocks: int, threads: int, values: object, **more: object) -> None:
-        words = [ctypes.c_uint64(value) for value in values]  # type: ignore[attr-defined]
+    def _launch(self, name: str, stream: int, grid: _Grid, values: Sequence[int] = (), table: object = None) -> None:
+        words = [ctypes.c_uint64(value) for value in values]
         pointers = (ctypes.c_void_p * len(words))(*[ctypes.addressof(word) for word in words])
-        sizes = (ctypes.c_uint * 6)(blocks, more.get("rows", 1), 1, threads, 1, 1)
+        sizes = (ctypes.c_uint * 6)(grid.blocks, grid.rows, 1, grid.threads, 1, 1)
         getattr(self._library, f"run_{name}")(sizes, ctypes.c_uint(1), ctypes.c_size_t(0), pointers)
 
 

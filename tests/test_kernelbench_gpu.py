@@ -27,6 +27,7 @@ from test_kernelbench_search import CHECKOUT, EFFORT, QUARTIC, SWISH, answers, k
 from cuda_l2 import tasks
 from cuda_l2.commands.bench import BenchSettings
 from cuda_l2.commands.bench import command as bench
+from cuda_l2.commands.check import CheckSettings
 from cuda_l2.commands.check import command as check
 from cuda_l2.commands.optimize import OptimizeSettings
 from cuda_l2.commands.optimize import command as optimize
@@ -514,7 +515,7 @@ def test_check_judges_a_cuda_file(gpu: Any, tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "swish.cu"
     path.write_text(RIGHT[SWISH])
     with pytest.raises(SystemExit) as ended:
-        check(path, SWISH, kernelbench=CHECKOUT)
+        check(path, SWISH, settings=CheckSettings(kernelbench=CHECKOUT))
     said = capsys.readouterr().out
     assert ended.value.code == 0 and EAGER_GRAPH in said, said
 

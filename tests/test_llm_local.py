@@ -22,7 +22,7 @@ from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.kinds import hf
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.propose._llm import LlmProposer
+from cuda_l2.propose._llm import Asking, LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
 from cuda_l2.records import Gemm
@@ -183,8 +183,7 @@ def test_what_the_pace_leaves_time_for_is_said_before_a_model_is_asked(
         sources = Sources(lambda: [trial("x", 2.0, machine=target.machine)])
         proposer = LlmProposer(
             *(GEMM, target, Client(model, log, settings), Templates(), sources, np.random.default_rng(0)),
-            on_note=notes.append,
-            one_round=True,
+            Asking(on_note=notes.append, one_round=True),
         )
         proposer.deadline = time.perf_counter() + (HOUR if seconds is None else 10 * HOUR)
         for _ in range(2):

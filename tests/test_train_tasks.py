@@ -190,7 +190,6 @@ def test_questions_show_what_was_just_found_and_nothing_held_out(rig, archive, f
     sampling = Sampling(temperature=1.0, prompt_tokens=4000, answer_tokens=100, exemplars=2, at_once=4)
     templates, rng = Templates(folder / "prompts"), np.random.default_rng(0)
     questions = Questions(rig.target, templates, sampling, HoldOut(), rng)
-    held = replace(questions, hold_out=HoldOut(ids=frozenset({Candidate(RIGHT).id})), held={})
 
     def tokens(text, **_):
         return {"input_ids": text.split()}
@@ -200,6 +199,7 @@ def test_questions_show_what_was_just_found_and_nothing_held_out(rig, archive, f
         judge.judge(GEMM, [answer(RIGHT), answer(WRONG)])
         shown = questions.ask(GEMM, judge.history(GEMM), tokens)
         assert RIGHT in shown and "Score " in shown and WRONG not in shown
+        held = replace(questions, hold_out=HoldOut(ids=frozenset({Candidate(RIGHT).id})))
         assert held.ask(GEMM, judge.history(GEMM), tokens) == QUESTION
         slower = RIGHT.replace("float sum", "volatile float sum")
         judge.judge(GEMM, [answer(slower)])

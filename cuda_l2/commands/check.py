@@ -35,21 +35,35 @@ class AuditSettings:
     """Keep sizes as written, however long that takes, instead of halving them until they suit the machine."""
 
 
-def command(
-    file: Path,
-    task: str = "",
-    /,
-    *,
-    protocol: str = "offline",
-    target: str = "auto",
-    full: Annotated[bool, Parameter(negative=())] = False,
-    weights_ahead: Annotated[bool, Parameter(negative=())] = False,
-    compile_only: str | None = None,
-    kernelbench: Path | None = None,
-    reference: Path | None = None,
-    audit: AuditSettings = AuditSettings(),
-    json: Annotated[bool, Parameter(negative=())] = False,
-) -> None:
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CheckSettings:
+    """How a kernel is judged, on which machine and on whose task."""
+
+    protocol: str = "offline"
+    """offline, server, paper, or search; on a GPU also rotating and server-10ms."""
+    target: str = "auto"
+    """The machine to judge it on: cpu, cuda, or auto for the one its contract names."""
+    full: Annotated[bool, Parameter(negative=())] = False
+    """Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds, for CUDA
+    kernels."""
+    weights_ahead: Annotated[bool, Parameter(negative=())] = False
+    """The kernel may declare inputs constant (docs/contract.md). Its time is then no other kernel's bar."""
+    compile_only: str | None = None
+    """An architecture as in sm_90a: build a CUDA kernel for it and say what is launched. Needs no GPU, judges
+    nothing."""
+    kernelbench: Path | None = None
+    """Folder of a KernelBench checkout: judge on its file TASK, which is named as kernelbench/level1/19_ReLU, or
+    kernelbench/level1/19; a Python file by its class ModelNew, any other under the launch contract. Folders of other
+    collections in this format serve as well."""
+    reference: Path | None = None
+    """A file in KernelBench's format, with Model, get_inputs and get_init_inputs: judge on it, without a checkout."""
+    audit: AuditSettings = AuditSettings()
+    json: Annotated[bool, Parameter(negative=())] = False
+    """Print the trial as JSON."""
+
+
+def command(file: Path, task: str = "", /, *, settings: CheckSettings = CheckSettings()) -> None:
     """Build, verify and time a kernel: the verdict with the failing element, the timing, the reward.
 
     Exits with 1 where the kernel is not correct, or other work left no quiet in which to time it.
@@ -61,47 +75,28 @@ def command(
     task
         What to judge it on: a shape as in 512x512x512, or another task as in softmax:rows=64,columns=1000. Not with
         --reference.
-    protocol
-        offline, server, paper, or search; on a GPU also rotating and server-10ms.
-    target
-        The machine to judge it on: cpu, cuda, or auto for the one its contract names.
-    compile_only
-        An architecture as in sm_90a: build a CUDA kernel for it and say what is launched. Needs no GPU, judges nothing.
-    kernelbench
-        Folder of a KernelBench checkout: judge on its file TASK, which is named as kernelbench/level1/19_ReLU, or
-        kernelbench/level1/19; a Python file by its class ModelNew, any other under the launch contract. Folders of
-        other collections in this format serve as well.
-    reference
-        A file in KernelBench's format, with Model, get_inputs and get_init_inputs: judge on it, without a checkout.
-    full
-        Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds, for
-        CUDA kernels.
-    weights_ahead
-        The kernel may declare inputs constant (docs/contract.md). Its time is then no other kernel's bar.
-    json
-        Print the trial as JSON.
     """
-    if bool(task) == bool(reference) or (kernelbench and reference):
+    if bool(task) == bool(settings.reference) or (settings.kernelbench and settings.reference):
         raise UserError("give what to judge it on: a task, a task and --kernelbench, or --reference and no task")
-    foreign = kernelbench or reference
+    foreign = settings.kernelbench or settings.reference
     module = foreign is not None and file.suffix == ".py"
     text = read_source(file, contracted=not module)
-    wanted = partial(_wanted, task, kernelbench, reference)
-    if compile_only is not None:
-        _compile(text, wanted("cuda"), compile_only, json)
+    wanted = partial(_wanted, task, settings)
+    if settings.compile_only is not None:
+        _compile(text, wanted("cuda"), settings.compile_only, settings.json)
     if module:
-        trial = _audit(text, _entry(task, kernelbench, reference), audit, protocol, target)
-    elif audit != AuditSettings():
+        trial = _audit(text, _entry(task, settings), settings)
+    elif settings.audit != AuditSettings():
         raise UserError(
             "--pytorch, --one-shape, --own-weights, --eager and --as-written are for a ModelNew that is judged with"
             " --kernelbench or --reference"
         )
     else:
-        trial = _judge(text, wanted, protocol, target, full, weights_ahead)
+        trial = _judge(text, wanted, settings)
 
     from cuda_l2.report.tables import print_trial, trials_json
 
-    if json:
+    if settings.json:
         print(trials_json([trial]))
     else:
         print_trial(trial)
@@ -134,60 +129,67 @@ def _compile(text: str, wanted: Task, arch: str, json: bool) -> NoReturn:
     sys.exit(0 if build.status is BuildStatus.BUILT and plan else 1)
 
 
-def _wanted(task: str, checkout: Path | None, reference: Path | None, target: str) -> Task:
+def _wanted(task: str, settings: CheckSettings, target: str) -> Task:
     """The task to judge a kernel on. target: cpu or cuda."""
-    if reference is None:
-        return tasks.parse(task, target, checkout)
-    known = load_kernelbench("checkout")
-    wanted: Task = known.admit(load_kernelbench("files").entry_of(reference), known.effort_for(gpu=target == "cuda"))
+    if settings.reference is None:
+        return tasks.parse(task, target, settings.kernelbench)
+    known, entry = load_kernelbench("checkout"), load_kernelbench("files").entry_of(settings.reference)
+    wanted: Task = known.admit(entry, known.effort_for(gpu=target == "cuda"))
     return wanted
 
 
-def _entry(task: str, checkout: Path | None, reference: Path | None) -> Any:
+def _entry(task: str, settings: CheckSettings) -> Any:
     """The file to judge a ModelNew on."""
     files = load_kernelbench("files")
-    if reference:
-        return files.entry_of(reference)
+    if settings.reference:
+        return files.entry_of(settings.reference)
     name, _, sizes = task.partition(":")
     if sizes:
         raise UserError(f"a ModelNew is judged at its file's own sizes, or halved for this machine: leave out :{sizes}")
-    return files.find_entry(checkout, name)
+    return files.find_entry(settings.kernelbench, name)
 
 
-def _audit(text: str, entry: Any, settings: AuditSettings, protocol: str, target: str) -> Trial:
+def _audit(text: str, entry: Any, settings: CheckSettings) -> Trial:
     from cuda_l2.machine import gpu_present
     from cuda_l2.report.live import Stages
 
+    target, audit = settings.target, settings.audit
     require_target(target)
     gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
-    effort = load_kernelbench("checkout").effort_for(gpu=gpu, as_written=settings.as_written)
-    auditor = load_kernelbench("auditor").Auditor(entry, effort, compiled=not settings.eager)
+    effort = load_kernelbench("checkout").effort_for(gpu=gpu, as_written=audit.as_written)
+    auditor = load_kernelbench("auditor").Auditor(entry, effort, compiled=not audit.eager)
     with Stages(entry.name) as stages, auditor:
         trial: Trial = auditor.judge(
             Candidate(text),
-            protocol,
-            allowed=settings.pytorch,
-            one_shape=settings.one_shape,
-            own_weights=settings.own_weights,
+            settings.protocol,
+            allowed=audit.pytorch,
+            one_shape=audit.one_shape,
+            own_weights=audit.own_weights,
             begins=stages.stage,
         )
     return trial
 
 
-def _judge(
-    text: str, task_for: Callable[[str], Task], protocol: str, target: str, full: bool, weights_ahead: bool
-) -> Trial:
+def _judge(text: str, task_for: Callable[[str], Task], settings: CheckSettings) -> Trial:
     """task_for: the task on cpu or cuda."""
     from cuda_l2 import contract
     from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
     from cuda_l2.report.live import Stages
 
+    target = settings.target
     if target == "auto":  # where it names none the build says what is wrong with it
         target = contract.target_of(text) or target
-    if full and chosen(target) == "cpu":
+    if settings.full and chosen(target) == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
     wanted = task_for(chosen(target))
     with Stages(wanted) as stages:
         stages.stage("judging", always=False)
-        return evaluate(text, wanted, protocol=protocol, target=target, full=full, weights_ahead=weights_ahead)
+        return evaluate(
+            text,
+            wanted,
+            protocol=settings.protocol,
+            target=target,
+            full=settings.full,
+            weights_ahead=settings.weights_ahead,
+        )

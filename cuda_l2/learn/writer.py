@@ -27,8 +27,8 @@ class Questions:
     sampling: Sampling
     hold_out: HoldOut
     rng: np.random.Generator
-    held: dict[str, bool] = field(default_factory=dict)
-    """Whether a candidate is held out, by id: texts are compared once."""
+    _held: dict[str, bool] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """Whether a candidate is held out, by id: texts are compared once. A copy with another hold-out begins anew."""
 
     def ask(self, task: Task, history: Sequence[Trial], tokenizer: Any) -> str:
         """One question; its exemplars are drawn anew from the task's trials so far."""
@@ -48,9 +48,9 @@ class Questions:
         return question.text
 
     def _held_out(self, candidate: Candidate) -> bool:
-        if candidate.id not in self.held:
-            self.held[candidate.id] = self.hold_out.candidate(candidate)
-        return self.held[candidate.id]
+        if candidate.id not in self._held:
+            self._held[candidate.id] = self.hold_out.candidate(candidate)
+        return self._held[candidate.id]
 
     def _begun(self, trial: Trial) -> Trial:
         """The trial with as much of its kernel as questions show."""

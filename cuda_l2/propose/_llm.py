@@ -8,6 +8,7 @@ import collections
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,6 +37,19 @@ CUT_OFF = "Your answer was cut off before the file was whole. Think less, write 
 _FAULTS = {Fault.NO_CODE: NO_CODE, Fault.CUT_OFF: CUT_OFF}
 
 
+@dataclass(frozen=True)
+class Asking:
+    """How a proposer asks: what is called meanwhile, and when a proposal ends.
+
+    on_wait: called before a model is asked. on_note: called with one line on what the model has time for. one_round: a
+    proposal is one round of questions, also where no answer holds code, for callers who count answers.
+    """
+
+    on_wait: Callable[[], None] = lambda: None
+    on_note: Callable[[str], None] = lambda note: None
+    one_round: bool = False
+
+
 class LlmProposer(Proposer):
     """Asks a model for a group of kernels at a time."""
 
@@ -47,20 +61,12 @@ class LlmProposer(Proposer):
         templates: _prompt.Templates,
         sources: _question.Sources,
         rng: np.random.Generator,
-        *,
-        on_wait: Callable[[], None] = lambda: None,
-        on_note: Callable[[str], None] = lambda note: None,
-        one_round: bool = False,
+        asking: Asking = Asking(),
     ) -> None:
-        """on_wait: called before a model is asked. on_note: called with one line on what the model has time for.
-
-        one_round: a proposal is one round of questions, also where no answer holds code, for callers who count answers.
-        """
         self.name = client.model.name
         self._size = self.group = client.settings.concurrency
         self._task, self._target, self._client, self._templates = task, target, client, templates
-        self._sources, self._rng, self._one_round = sources, rng, one_round
-        self._on_wait, self._on_note, self._note = on_wait, on_note, ""
+        self._sources, self._rng, self._asking, self._note = sources, rng, asking, ""
         self._faults: collections.Counter[str] = collections.Counter()
         self._group: list[Exchange] = []
         self._left_out: collections.Counter[str] = collections.Counter()
@@ -93,7 +99,7 @@ class LlmProposer(Proposer):
             # stored answers do not show that the model has nothing new
             paid = bool(candidates) or self._client.outcomes.total() > asked
             self._fruitless = 0 if new else self._fruitless + paid
-            if candidates or self._one_round:
+            if candidates or self._asking.one_round:
                 return candidates
         self._group = []
         return []
@@ -126,7 +132,7 @@ class LlmProposer(Proposer):
     def _ask(self, questions: Sequence[Question]) -> list[Exchange]:
         if not questions:
             return []
-        self._on_wait()
+        self._asking.on_wait()
         start = time.perf_counter()
         try:
             return self._client.ask(str(self._task), self._target.machine, questions, self.deadline)
@@ -141,7 +147,7 @@ class LlmProposer(Proposer):
         """The questions that can be answered in the time left, by the model's measured pace; says once how many."""
         pace = None
         if math.isfinite(self._time_left_s()):
-            self._on_wait()
+            self._asking.on_wait()
             pace = self._client.model.pace()
         left_s = self._time_left_s()
         if pace is None:
@@ -166,7 +172,7 @@ class LlmProposer(Proposer):
             return []
         if not self._note:
             self._note = note
-            self._on_note(note)
+            self._asking.on_note(note)
         return questions[:asked]
 
     def _over(self) -> bool:

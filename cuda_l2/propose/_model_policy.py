@@ -11,7 +11,7 @@ from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine._base import Target
 from cuda_l2.propose._base import Policy, Trials
-from cuda_l2.propose._llm import LlmProposer
+from cuda_l2.propose._llm import Asking, LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import excerpts
@@ -63,9 +63,7 @@ class ModelPolicy(Policy):
             *(task, target, self._client, self._templates),
             Sources(trials, lambda query: self._excerpts(target, query), profile),
             rng,
-            on_wait=lambda: on_stage(f"waiting for {self.name}"),
-            on_note=_say,
-            one_round=self._anew,
+            Asking(lambda: on_stage(f"waiting for {self.name}"), _say, self._anew),
         )
 
     def summary(self) -> str:

@@ -43,6 +43,23 @@ class Projection:
     summation: float
 
 
+@dataclass(frozen=True)
+class _Grid:
+    """A launch's blocks in two dimensions, its threads a block, and how it is launched."""
+
+    blocks: int
+    threads: int
+    rows: int = 1
+    shared_bytes: int = 0
+    programmatic: bool = False
+
+    def config(self, stream: int) -> driver.CUlaunchConfig:
+        grid, block = (self.blocks, self.rows, 1), (self.threads, 1, 1)
+        made = launch_config(grid, block, self.shared_bytes, programmatic=self.programmatic)
+        made.hStream = driver.CUstream(stream)
+        return made
+
+
 class Helpers:
     """The compiled kernels in the current context."""
 
@@ -59,49 +76,50 @@ class Helpers:
         self._programmatic = device_attribute("COMPUTE_CAPABILITY_MAJOR") >= PROGRAMMATIC
         self._empties: Graph | None = None
         self._alone: Graph | None = None
-        self._configs: dict[tuple[object, ...], driver.CUlaunchConfig] = {}
+        self._configs: dict[tuple[int, _Grid], driver.CUlaunchConfig] = {}
 
     def slow_copy(self, stream: int, source: int, target: int, words: int, ns: int) -> None:
         """Copy 16-byte words after a while, having let a dependent kernel begin at once."""
-        self._launch("slow_copy", stream, 8, 256, [source, target, words, ns])
+        self._launch("slow_copy", stream, _Grid(8, 256), [source, target, words, ns])
 
     def relay(self, stream: int, *, programmatic: bool) -> None:
         """Let a dependent kernel begin at once, and end after the kernel ahead.
 
         programmatic: begin before that one has ended.
         """
-        self._launch("relay", stream, 1, 32, [], programmatic=programmatic and self._programmatic)
+        self._launch("relay", stream, _Grid(1, 32, programmatic=programmatic and self._programmatic))
 
     def occupy(self, stream: int, share: float, ns: int, traffic: tuple[int, int] = (0, 0)) -> None:
         """Hold a share of the multiprocessors for so long; traffic: address and bytes of what they read and write."""
         values = [ns, traffic[0], traffic[1] // 16]
-        self._launch("occupy", stream, max(1, int(self.sms * share)), 1024, values, shared_bytes=48 << 10)
+        grid = _Grid(max(1, int(self.sms * share)), 1024, shared_bytes=48 << 10)
+        self._launch("occupy", stream, grid, values)
 
     def spoil_shared(self, stream: int, word: int) -> None:
         """Leave a 32-bit word all over the shared memory and the registers of every multiprocessor, once it is free."""
         size = self._shared_bytes
-        self._launch("spoil_shared", stream, self.sms, 1024, [word, size], shared_bytes=size)
+        self._launch("spoil_shared", stream, _Grid(self.sms, 1024, shared_bytes=size), [word, size])
 
     def spoil_local(self, stream: int, word: int, size: int) -> None:
         """The same all over local memory, of kernels that have `size` bytes a thread; of more than 16 KiB a part."""
         if size:
             enough = next((most for most in LOCAL_BYTES if size <= most), LOCAL_BYTES[-1])
-            self._launch(f"spoil_local_{enough}", stream, 2 * self.sms, 1024, [word])
+            self._launch(f"spoil_local_{enough}", stream, _Grid(2 * self.sms, 1024), [word])
 
     def spoil_behind(self, stream: int, word: int, rounds: int) -> None:
         """The same wherever a multiprocessor has half of its shared memory to give for a moment, so many times over."""
         size = ((self._shared_bytes + SYSTEM_SHARED_BYTES) // 2 - SYSTEM_SHARED_BYTES) // 128 * 128
-        self._launch("spoil_behind", stream, 2 * self.sms * rounds, 512, [word, size], shared_bytes=size)
+        self._launch("spoil_behind", stream, _Grid(2 * self.sms * rounds, 512, shared_bytes=size), [word, size])
 
     def fill_segments(self, stream: int, table: ctypes.Structure, count: int, most: int) -> None:
         """Fill `count` pieces of memory of at most so many bytes; see `segments`."""
-        self._launch("fill_segments", stream, _blocks(most), 256, [], table=table, rows=count)
+        self._launch("fill_segments", stream, _Grid(_blocks(most), 256, count), table=table)
 
     def look_at_segments(
         self, stream: int, table: ctypes.Structure, count: int, most: int, values: Sequence[int]
     ) -> None:
         """Compare them, and copy more; see `segments`."""
-        self._launch("look_at_segments", stream, _blocks(most), 256, values, table=table, rows=count + 1)
+        self._launch("look_at_segments", stream, _Grid(_blocks(most), 256, count + 1), values, table)
 
     def look_at_rows(
         self,
@@ -122,7 +140,7 @@ class Helpers:
         at_L2 = torch.tensor(at, dtype=torch.int64, device=found_L4.device)
         values = [at_L2.data_ptr(), rows, columns, _is_bf16(results[0]), first.signs_N.data_ptr()]
         values += [_bits(first.rounding), _bits(first.summation), found_L4.data_ptr()]
-        self._launch("look_at_rows", stream, _row_blocks(rows), ROW_THREADS, values, rows=len(results))
+        self._launch("look_at_rows", stream, _Grid(_row_blocks(rows), ROW_THREADS, len(results)), values)
 
     def compare_rows(
         self,
@@ -139,7 +157,7 @@ class Helpers:
         count, columns = reference_RN.shape
         values = [c.data_ptr(), count, columns, _is_bf16(c)]
         values += [numbers_R.data_ptr(), reference_RN.data_ptr(), found.data_ptr()]
-        self._launch("compare_rows", stream, _row_blocks(count), ROW_THREADS, values)
+        self._launch("compare_rows", stream, _Grid(_row_blocks(count), ROW_THREADS), values)
 
     def settle(self, stream: int) -> None:
         """Bring back the state in which a context launches fastest.
@@ -149,14 +167,14 @@ class Helpers:
         """
         if self._programmatic:
             for _ in range(SETTLING_LAUNCHES):
-                self._launch("settle", stream, self.sms, 32, [], programmatic=True)
+                self._launch("settle", stream, _Grid(self.sms, 32, programmatic=True))
 
     def empty_s(self, stream: int) -> float:
         """Device seconds of an empty kernel among many in a graph."""
 
         def enqueue(stream: int) -> None:
             for _ in range(EMPTY_LAUNCHES):
-                self._launch("empty", stream, 1, 32, [])
+                self._launch("empty", stream, _Grid(1, 32))
 
         self._empties = self._empties or Graph(stream, enqueue)
         self.settle(stream)
@@ -164,33 +182,20 @@ class Helpers:
 
     def empty_graph(self, stream: int) -> Graph:
         """One empty kernel as a graph."""
-        self._alone = self._alone or Graph(stream, lambda s: self._launch("empty", s, 1, 32, []))
+        self._alone = self._alone or Graph(stream, lambda s: self._launch("empty", s, _Grid(1, 32)))
         return self._alone
 
     def _launch(
-        self,
-        name: str,
-        stream: int,
-        blocks: int,
-        threads: int,
-        values: Sequence[int],
-        *,
-        shared_bytes: int = 0,
-        programmatic: bool = False,
-        table: ctypes.Structure | None = None,
-        rows: int = 1,
+        self, name: str, stream: int, grid: _Grid, values: Sequence[int] = (), table: ctypes.Structure | None = None
     ) -> None:
         """Parameters are the table, where there is one, and 64-bit values."""
         words = (ctypes.c_uint64 * max(1, len(values)))(*values)
         places = [ctypes.addressof(table)] if table else []
         places += [ctypes.addressof(words) + 8 * i for i in range(len(values))]
         array = (ctypes.c_void_p * max(1, len(places)))(*places)
-        key = (stream, blocks, rows, threads, shared_bytes, programmatic)
-        config = self._configs.get(key)
-        if config is None:
-            grid, block = (blocks, rows, 1), (threads, 1, 1)
-            config = self._configs[key] = launch_config(grid, block, shared_bytes, programmatic=programmatic)
-            config.hStream = driver.CUstream(stream)
+        if (stream, grid) not in self._configs:
+            self._configs[stream, grid] = grid.config(stream)
+        config = self._configs[stream, grid]
         check(name, driver.cuLaunchKernelEx(config, self._functions[name], ctypes.addressof(array), 0))
 
 
