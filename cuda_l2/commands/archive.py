@@ -18,12 +18,9 @@ def copy(source: str, into: str, /) -> None:
 
     What is there already is not added again, so an interrupted copy goes on, and several archives can be put into one.
 
-    Parameters
-    ----------
-    source
-        A file, or postgresql://USER@HOST/DATABASE.
-    into
-        The same; it is made where there is none.
+    Args:
+        source: A file, or postgresql://USER@HOST/DATABASE.
+        into: The same; it is made where there is none.
     """
     begin, end = _there(source), place_of(into)
     if begin == end:
@@ -49,10 +46,8 @@ def copy(source: str, into: str, /) -> None:
 def check(archive: str, /) -> None:
     """Read all of an archive: whether its sources have their ids, and its records are whole. Exits with 1 if not.
 
-    Parameters
-    ----------
-    archive
-        A file, or postgresql://USER@HOST/DATABASE.
+    Args:
+        archive: A file, or postgresql://USER@HOST/DATABASE.
     """
     place = _there(archive)
 

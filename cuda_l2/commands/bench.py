@@ -86,10 +86,8 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
     A grid writes results.jsonl, from which an interrupted run goes on, then table.csv, table.parquet, summary.md and
     environment.json.
 
-    Parameters
-    ----------
-    shapes
-        Six by default, small and large, square and not.
+    Args:
+        shapes: Six by default, small and large, square and not.
     """
     require_target(settings.target)
     if settings.decoder.model is not None:

@@ -68,13 +68,10 @@ def command(file: Path, task: str = "", /, *, settings: CheckSettings = CheckSet
 
     Exits with 1 where the kernel is not correct, or other work left no quiet in which to time it.
 
-    Parameters
-    ----------
-    file
-        C or CUDA source that follows the launch contract in docs/contract.md, for tasks also docs/tasks.md.
-    task
-        What to judge it on: a shape as in 512x512x512, or another task as in softmax:rows=64,columns=1000. Not with
-        --reference.
+    Args:
+        file: C or CUDA source that follows the launch contract in docs/contract.md, for tasks also docs/tasks.md.
+        task: What to judge it on: a shape as in 512x512x512, or another task as in softmax:rows=64,columns=1000. Not
+            with --reference.
     """
     if bool(task) == bool(settings.reference) or (settings.kernelbench and settings.reference):
         raise UserError("give what to judge it on: a task, a task and --kernelbench, or --reference and no task")

@@ -50,11 +50,9 @@ class CollectSettings(Limits):
 def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settings: CollectSettings) -> None:
     """Let models write kernels, keep few verified ones a task and model, with how they were asked and timed.
 
-    Parameters
-    ----------
-    shapes
-        One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in softmax:rows=64,columns=1000,
-        or kernelbench/level1/19 with --kernelbench.
+    Args:
+        shapes: One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in
+            softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
     require_target(settings.target)
 

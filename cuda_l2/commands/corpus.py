@@ -78,10 +78,8 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
 
     Interrupted, it begins anew, but pays for no answer twice.
 
-    Parameters
-    ----------
-    out
-        Folder of the dataset; one that this command made before is replaced.
+    Args:
+        out: Folder of the dataset; one that this command made before is replaced.
     """
     from cuda_l2.corpus import dataset
     from cuda_l2.corpus.build import Rendered, build

@@ -26,18 +26,12 @@ def command(
 ) -> None:
     """List the exchanges with language models that the archive keeps, the latest last.
 
-    Parameters
-    ----------
-    shape
-        Only about this shape or other task.
-    archive
-        File that keeps the trials and exchanges, or postgresql://USER@HOST/DATABASE.
-    count
-        Largest number of exchanges listed.
-    read
-        Print one exchange whole, prompt and answer: its name in the list.
-    json
-        Print the exchanges as JSON, one a line, prompts and answers included.
+    Args:
+        shape: Only about this shape or other task.
+        archive: File that keeps the trials and exchanges, or postgresql://USER@HOST/DATABASE.
+        count: Largest number of exchanges listed.
+        read: Print one exchange whole, prompt and answer: its name in the list.
+        json: Print the exchanges as JSON, one a line, prompts and answers included.
     """
     from cuda_l2.archive import Archive
     from cuda_l2.llm.exchanges import ExchangeLog

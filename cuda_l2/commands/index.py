@@ -18,15 +18,11 @@ def command(
 
     Prompts to language models quote from it. Only files that changed are read again; an interrupted run goes on.
 
-    Parameters
-    ----------
-    folder
-        A folder of code of your own; may be given several times. Folders of the last run that are not given again are
-        taken out.
-    anew
-        Throw the index away first.
-    query
-        Afterwards, show what the index finds for these words.
+    Args:
+        folder: A folder of code of your own; may be given several times. Folders of the last run that are not given
+            again are taken out.
+        anew: Throw the index away first.
+        query: Afterwards, show what the index finds for these words.
     """
     from cuda_l2.report.live import bar
     from cuda_l2.retrieve.index import Index, Progress, index_folder, refresh

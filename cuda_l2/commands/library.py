@@ -21,12 +21,10 @@ def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negativ
 
     Takes about three minutes on two cores. An interrupted build goes on where it was.
 
-    Parameters
-    ----------
-    out
-        Folder for the pack; the cache if not given, where calls find it.
-    carried
-        Put the pack and the compiled operator into this package's own folder, from which `make wheel` takes them.
+    Args:
+        out: Folder for the pack; the cache if not given, where calls find it.
+        carried: Put the pack and the compiled operator into this package's own folder, from which `make wheel` takes
+            them.
     """
     from cuda_l2.library.deploy import pack
     from cuda_l2.library.deploy.recipes import recipes
@@ -55,10 +53,8 @@ def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negativ
 def list_kernels(*, json: Annotated[bool, Parameter(negative=())] = False) -> None:
     """List the pack's kernels, and on a GPU the shapes that they serve there.
 
-    Parameters
-    ----------
-    json
-        Everything as JSON.
+    Args:
+        json: Everything as JSON.
     """
     from dataclasses import asdict
     from json import dumps
@@ -128,12 +124,9 @@ def import_source(file: Path, /, *shapes: str) -> None:
 
     Compiled code is never taken: hashes that a file brings with it prove nothing.
 
-    Parameters
-    ----------
-    file
-        A .cu file with its launch contract.
-    shapes
-        Shapes that it shall serve, as in 16x4096x4096:tn:bf16.
+    Args:
+        file: A .cu file with its launch contract.
+        shapes: Shapes that it shall serve, as in 16x4096x4096:tn:bf16.
     """
     from cuda_l2.commands._options import read_source
     from cuda_l2.library.deploy import imported
@@ -162,10 +155,8 @@ def import_source(file: Path, /, *shapes: str) -> None:
 def demote(*shapes: str) -> None:
     """Have torch's own kernel serve shapes from now on, on this GPU, also after tuning.
 
-    Parameters
-    ----------
-    shapes
-        As in 16x4096x4096:tn:bf16.
+    Args:
+        shapes: As in 16x4096x4096:tn:bf16.
     """
     from dataclasses import replace
 
@@ -196,24 +187,15 @@ def bench(
 
     Shapes below 1 are measured again. Exits with 1 where a shape is below 0.99 of torch.matmul both times.
 
-    Parameters
-    ----------
-    shapes
-        As in 16x4096x4096:tn:bf16.
-    grid
-        Further shapes: `paper` for the paper's 1,000, or a file as `cuda-l2 bench --grid` takes it.
-    sample
-        Number of sizes of the grid to take, stratified by size; all if not given.
-    random
-        So many more, drawn at random: M, N and K log-uniform from 1 to 16384, M N K up to 2^36.
-    seed
-        Of the sample and of the random shapes.
-    warm
-        Find B in the L2 cache. If not given it comes from memory, as a model's weights do.
-    tuned
-        Serve by the choices as they are. If not given every shape is tuned first.
-    out
-        CSV file for the times.
+    Args:
+        shapes: As in 16x4096x4096:tn:bf16.
+        grid: Further shapes: `paper` for the paper's 1,000, or a file as `cuda-l2 bench --grid` takes it.
+        sample: Number of sizes of the grid to take, stratified by size; all if not given.
+        random: So many more, drawn at random: M, N and K log-uniform from 1 to 16384, M N K up to 2^36.
+        seed: Of the sample and of the random shapes.
+        warm: Find B in the L2 cache. If not given it comes from memory, as a model's weights do.
+        tuned: Serve by the choices as they are. If not given every shape is tuned first.
+        out: CSV file for the times.
     """
     from cuda_l2.library.deploy.compared import Compared, algorithms, compare, graphs, summary, table
     from cuda_l2.library.deploy.tuning import device_for_timing, tune
@@ -248,12 +230,9 @@ def bench(
 def calls(shape: str = "16x4096x4096:tn:bf16", /, *, count: int = 2000) -> None:
     """Print the host's time of one call: torch.mm, the operator, cuda_l2.matmul, and the launch alone. Needs a GPU.
 
-    Parameters
-    ----------
-    shape
-        One that was tuned and that a kernel serves.
-    count
-        Calls a sample; the median of nine samples is printed.
+    Args:
+        shape: One that was tuned and that a kernel serves.
+        count: Calls a sample; the median of nine samples is printed.
     """
     from cuda_l2.library.deploy.costs import host_us
     from cuda_l2.records import Gemm
@@ -269,10 +248,8 @@ def invariant(*shapes: str) -> None:
     Microseconds on the GPU of torch.mm, of cuda_l2.matmul as it was tuned, and with batch_invariant=True. Exits with 1
     where bits differ.
 
-    Parameters
-    ----------
-    shapes
-        As in 16x4096x4096:tn:bf16, or a range of rows as in 1-2048x4096x4096:tn:bf16, which is the default.
+    Args:
+        shapes: As in 16x4096x4096:tn:bf16, or a range of rows as in 1-2048x4096x4096:tn:bf16, which is the default.
     """
     from dataclasses import replace
 

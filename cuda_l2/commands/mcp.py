@@ -44,29 +44,19 @@ def command(
     Over standard input and output, for one agent that starts this command, until it closes them; docs/llm.md says how
     to register it. What agents submit is judged in the sandbox and kept in the archive, as a search's candidates are.
 
-    Parameters
-    ----------
-    shapes
-        The shapes that agents may work on, as in 512x512x512, or other tasks, as in softmax:rows=64,columns=1000.
-    budget_s
-        Time for all submissions together, from the first on, as in 60s or 2h. Reports come on top.
-    trials
-        Largest number of kernels submitted.
-    http
-        Serve HTTP on this port of 127.0.0.1 instead, for several agents, until Ctrl-C; 0 for any free port. Requests
-        need the token.
-    token_variable
-        Environment variable that holds the token for --http; without it one is made and printed.
-    target
-        Machine to write for: cpu, cuda, or auto for the GPU where there is one.
-    archive
-        File that keeps every trial, or postgresql://USER@HOST/DATABASE.
-    protocol
-        How the report measures: standard, offline or paper.
-    kernelbench
-        Folder of a KernelBench checkout, for tasks as kernelbench/level1/19.
-    without_sandbox
-        Build and run agents' kernels also where no sandbox shuts them off from the file system.
+    Args:
+        shapes: The shapes that agents may work on, as in 512x512x512, or other tasks, as in
+            softmax:rows=64,columns=1000.
+        budget_s: Time for all submissions together, from the first on, as in 60s or 2h. Reports come on top.
+        trials: Largest number of kernels submitted.
+        http: Serve HTTP on this port of 127.0.0.1 instead, for several agents, until Ctrl-C; 0 for any free port.
+            Requests need the token.
+        token_variable: Environment variable that holds the token for --http; without it one is made and printed.
+        target: Machine to write for: cpu, cuda, or auto for the GPU where there is one.
+        archive: File that keeps every trial, or postgresql://USER@HOST/DATABASE.
+        protocol: How the report measures: standard, offline or paper.
+        kernelbench: Folder of a KernelBench checkout, for tasks as kernelbench/level1/19.
+        without_sandbox: Build and run agents' kernels also where no sandbox shuts them off from the file system.
     """
     require_target(target)
     if http is not None and not 0 <= http < 1 << 16:

@@ -44,11 +44,9 @@ def command(
     out is torch's own product. Exits with 1 where no correct kernel was found, or other work left no time to be
     measured.
 
-    Parameters
-    ----------
-    shapes
-        One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in
-        softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
+    Args:
+        shapes: One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in
+            softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
     require_target(settings.target)
     if settings.page:

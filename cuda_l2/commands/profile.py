@@ -31,17 +31,12 @@ def command(
     Tensor core use, L2 and DRAM traffic, occupancy, what warps wait for. The trial is kept in the archive with them.
     Exits with 1 where the kernel is not correct.
 
-    Parameters
-    ----------
-    kernel
-        CUDA source that follows the launch contract in docs/contract.md, or the word best: the fastest kernel that the
-        archive knows for the shape.
-    shape
-        The shape to profile it on, as in 4096x4096x4096, or another task as in softmax:rows=8192,columns=8192.
-    archive
-        File that keeps the trials, or postgresql://USER@HOST/DATABASE.
-    json
-        Print the trial as JSON.
+    Args:
+        kernel: CUDA source that follows the launch contract in docs/contract.md, or the word best: the fastest kernel
+            that the archive knows for the shape.
+        shape: The shape to profile it on, as in 4096x4096x4096, or another task as in softmax:rows=8192,columns=8192.
+        archive: File that keeps the trials, or postgresql://USER@HOST/DATABASE.
+        json: Print the trial as JSON.
     """
     task = tasks.parse(shape, "cuda")
 

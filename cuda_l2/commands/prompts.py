@@ -24,18 +24,14 @@ def command(
 
     Or measure a prompt: the characters and tokens of each part, and what is left out.
 
-    Parameters
-    ----------
-    folder
-        Where to write them; files that are there are left alone.
-    measure
-        A shape as in 512x512x512, or another task: print the sizes of a prompt for it, with the archive's exemplars.
-    policy
-        The model whose tokens are counted and whose window counts, as hf:PATH; else a token is three characters.
-    target
-        Machine that kernels are written for: cpu, cuda, or auto for the GPU where there is one.
-    archive
-        File that keeps the trials, or postgresql://USER@HOST/DATABASE.
+    Args:
+        folder: Where to write them; files that are there are left alone.
+        measure: A shape as in 512x512x512, or another task: print the sizes of a prompt for it, with the archive's
+            exemplars.
+        policy: The model whose tokens are counted and whose window counts, as hf:PATH; else a token is three
+            characters.
+        target: Machine that kernels are written for: cpu, cuda, or auto for the GPU where there is one.
+        archive: File that keeps the trials, or postgresql://USER@HOST/DATABASE.
     """
     if (folder is None) == (measure is None):
         raise UserError("give a folder to write the templates to, or --measure and a task, as in 512x512x512")

@@ -30,16 +30,11 @@ def command(
     One shape lies inside what the kernel is made for, one at an edge. Writes proof.jsonl, from which an interrupted run
     goes on, and kernels.csv. Exits with 1 where a kernel is not correct.
 
-    Parameters
-    ----------
-    table
-        CSV file of kernels by shape, as `cuda-l2 select` writes it.
-    out
-        Folder for the results.
-    jobs
-        Kernels verified at once; by default one for every three cores.
-    fresh
-        Move the results that --out holds aside and begin anew.
+    Args:
+        table: CSV file of kernels by shape, as `cuda-l2 select` writes it.
+        out: Folder for the results.
+        jobs: Kernels verified at once; by default one for every three cores.
+        fresh: Move the results that --out holds aside and begin anew.
     """
     from cuda_l2.library.proof import PROOF
     from cuda_l2.library.table import read_table

@@ -41,10 +41,8 @@ class RecordSettings:
 def command(tasks: list[str] | None = None, /, *, settings: RecordSettings) -> None:
     """Measure schedules of tasks, verified and timed, for `cuda-l2 train --stage schedule` and `cuda-l2 compare`.
 
-    Parameters
-    ----------
-    tasks
-        Shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in softmax:rows=64,columns=1000.
+    Args:
+        tasks: Shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in softmax:rows=64,columns=1000.
     """
     require_target(settings.target)
     number, parts = part(settings.part)

@@ -21,18 +21,13 @@ def command(
 ) -> None:
     """Show results as one HTML page: the papers' tables and figures, a card for every shape. It needs no network.
 
-    Parameters
-    ----------
-    results
-        Folders of results, files of them (table.csv, table.parquet, results.jsonl, verification.json and others), and
-        archives.
-    out
-        The page.
-    force
-        Replace the page and the pictures where they are there.
-    pictures
-        Folder for the page's main figures as SVG files of their own, in light and dark colours: sizes.svg and
-        baselines.svg of products beside baselines, models.svg of a model's steps.
+    Args:
+        results: Folders of results, files of them (table.csv, table.parquet, results.jsonl, verification.json and
+            others), and archives.
+        out: The page.
+        force: Replace the page and the pictures where they are there.
+        pictures: Folder for the page's main figures as SVG files of their own, in light and dark colours: sizes.svg and
+            baselines.svg of products beside baselines, models.svg of a model's steps.
     """
     from cuda_l2.report.page.pictures import NAMES, drawn
     from cuda_l2.report.page.reading import read

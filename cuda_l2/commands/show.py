@@ -22,18 +22,12 @@ def command(
 ) -> None:
     """Show the best kernels known for a shape, their source, and how they were measured.
 
-    Parameters
-    ----------
-    shape
-        As in 512x512x512:tn, or another task as in softmax:rows=64,columns=1000.
-    archive
-        File that keeps the trials, or postgresql://USER@HOST/DATABASE.
-    count
-        Largest number of kernels shown.
-    source
-        Print the best kernel's source instead of the table.
-    json
-        Print the trials as JSON, sources included.
+    Args:
+        shape: As in 512x512x512:tn, or another task as in softmax:rows=64,columns=1000.
+        archive: File that keeps the trials, or postgresql://USER@HOST/DATABASE.
+        count: Largest number of kernels shown.
+        source: Print the best kernel's source instead of the table.
+        json: Print the trials as JSON, sources included.
     """
     if count < 1:
         raise UserError(f"the number of kernels must be at least 1, not {count}")

@@ -46,20 +46,14 @@ def command(
 
     Files of a checkout are run in a sandboxed process and refused with a reason where they cannot be tasks.
 
-    Parameters
-    ----------
-    task
-        As in softmax or softmax:rows=64,columns=1000:float16; all are listed where there is none.
-    kernelbench
-        Folder of a checkout, or of another collection in its format: docs/tasks.md says where files are looked for.
-    baselines
-        Also time PyTorch, eager and compiled, on this machine's CPU.
-    protocol
-        Of the timing: offline, server, paper, or search.
-    seed
-        Of inputs.
-    json
-        Print JSON, one line a task.
+    Args:
+        task: As in softmax or softmax:rows=64,columns=1000:float16; all are listed where there is none.
+        kernelbench: Folder of a checkout, or of another collection in its format: docs/tasks.md says where files are
+            looked for.
+        baselines: Also time PyTorch, eager and compiled, on this machine's CPU.
+        protocol: Of the timing: offline, server, paper, or search.
+        seed: Of inputs.
+        json: Print JSON, one line a task.
     """
     if task and kernelbench:
         raise UserError("give tasks or a checkout, not both")

@@ -11,16 +11,11 @@ WARM_UP = 32
 def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str = "auto", seed: int = 0) -> None:
     """Judge distinct random schedules of a shape and print candidates a second, and where the time goes.
 
-    Parameters
-    ----------
-    shape
-        As in 256x256x256.
-    candidates
-        How many, after a few that warm the machine up.
-    target
-        cpu, cuda, or auto.
-    seed
-        Of the schedules; others have been built before only if the same seed was run.
+    Args:
+        shape: As in 256x256x256.
+        candidates: How many, after a few that warm the machine up.
+        target: cpu, cuda, or auto.
+        seed: Of the schedules; others have been built before only if the same seed was run.
     """
     gemm = Gemm.parse(shape)
     require_target(target)

@@ -72,16 +72,13 @@ class TrainSettings:
 def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSettings = TrainSettings()) -> None:
     """Train a language model to write kernels, one stage at a time.
 
-    Parameters
-    ----------
-    shapes
-        What to write kernels for, as in 512x512x512, or other tasks, as in softmax or gelu:rows=64, or
-        kernelbench/level1/19 with --kernelbench; for self-supervised and general-rl (by default all tasks of our own),
-        for hgemm-rl shapes alone.
-    stage
-        pretrain (on text), sft (on conversations that end in a verified kernel), self-supervised (on verified kernels
-        of the model's own), general-rl and hgemm-rl (by measured rewards, on tasks of every kind, on matrix products);
-        schedule (the schedule policy that `cuda-l2 optimize` searches with, from --world alone).
+    Args:
+        shapes: What to write kernels for, as in 512x512x512, or other tasks, as in softmax or gelu:rows=64, or
+            kernelbench/level1/19 with --kernelbench; for self-supervised and general-rl (by default all tasks of our
+            own), for hgemm-rl shapes alone.
+        stage: pretrain (on text), sft (on conversations that end in a verified kernel), self-supervised (on verified
+            kernels of the model's own), general-rl and hgemm-rl (by measured rewards, on tasks of every kind, on matrix
+            products); schedule (the schedule policy that `cuda-l2 optimize` searches with, from --world alone).
     """
     from cuda_l2.learn.settings import SCHEDULE, packaged, read
 

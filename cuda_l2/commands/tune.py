@@ -27,22 +27,16 @@ def command(
 
     The choices belong to this GPU, driver, toolkit and pack; a kernel serves where it wins clearly, torch elsewhere.
 
-    Parameters
-    ----------
-    shapes
-        As in 16x4096x4096:tn:bf16; 1-512x4096x4096:tn:bf16 takes 1, 2, 4 ... 64, then 128, 192, 256, 320 ... 512 rows.
-    model_config
-        config.json of a Hugging Face decoder; the shapes of its linear layers are tuned too.
-    rows
-        Tokens at once for which the layers of --model-config are tuned.
-    warm
-        Find B in the L2 cache. If not given it comes from memory, as a model's weights do.
-    one_stream
-        Also take kernels whose blocks wait for one another. Two of them at once on the GPU would wait for ever: use it
-        only where all matrix products on the GPU follow one another.
-    weights_ahead
-        Choose for layers that are accelerated with weights_ahead=True (docs/deploy.md), also among kernels that read B
-        before the launch ahead has ended.
+    Args:
+        shapes: As in 16x4096x4096:tn:bf16; 1-512x4096x4096:tn:bf16 takes 1, 2, 4 ... 64, then 128, 192, 256, 320 ...
+            512 rows.
+        model_config: config.json of a Hugging Face decoder; the shapes of its linear layers are tuned too.
+        rows: Tokens at once for which the layers of --model-config are tuned.
+        warm: Find B in the L2 cache. If not given it comes from memory, as a model's weights do.
+        one_stream: Also take kernels whose blocks wait for one another. Two of them at once on the GPU would wait for
+            ever: use it only where all matrix products on the GPU follow one another.
+        weights_ahead: Choose for layers that are accelerated with weights_ahead=True (docs/deploy.md), also among
+            kernels that read B before the launch ahead has ended.
     """
     texts = [*shapes, *(f"{rows}x{layer}" for layer in layers(model_config))] if model_config else shapes
     wanted = [shape for text in texts for shape in expanded(text)]

@@ -25,14 +25,11 @@ def command(
     The page is for this machine's loopback address and whoever has the token in its address; `ssh -L` brings it to
     another machine. It may be opened before the run begins, and stays when the run is killed.
 
-    Parameters
-    ----------
-    path
-        An archive, results.jsonl of bench, run.jsonl of train, or a folder with them; the usual archive where left out.
-    terminal
-        Show the same in this terminal, or, where the output is a file or a pipe, print it once.
-    port
-        Port of the page; 8765, or any free one where that is taken.
+    Args:
+        path: An archive, results.jsonl of bench, run.jsonl of train, or a folder with them; the usual archive where
+            left out.
+        terminal: Show the same in this terminal, or, where the output is a file or a pipe, print it once.
+        port: Port of the page; 8765, or any free one where that is taken.
     """
     from cuda_l2.report.watch import terminal as screen
     from cuda_l2.report.watch.watcher import Watcher
