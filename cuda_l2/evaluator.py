@@ -17,7 +17,7 @@ from cuda_l2.contract import ContractError
 from cuda_l2.machine import chosen
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
-from cuda_l2.measure.rounds import Kernel
+from cuda_l2.measure.rounds import Kernel, Limits
 from cuda_l2.records import (
     Build,
     BuildStatus,
@@ -165,7 +165,7 @@ class Evaluator(Closing):
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a correct candidate; a search cuts the timing of a poor one short."""
         beat = POOR * self.best_speedup if protocol.selects else 0.0
-        return self._bench.time(candidate, build, protocol, beat, self.left_s)
+        return self._bench.time(candidate, build, protocol, Limits(beat, self.left_s))
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with the hardware's counters of its candidate; UserError where they cannot be read."""
@@ -224,7 +224,9 @@ class Evaluator(Closing):
             }
             with self._stage("measure", f"timing {counted(len(kernels), 'kernel')} side by side"):
                 try:
-                    timings = self._bench.time_kernels(kernels, protocol, 0.0, self.left_s) if kernels else {}
+                    timings = (
+                        self._bench.time_kernels(kernels, protocol, Limits(within_s=self.left_s)) if kernels else {}
+                    )
                 except ContractError:
                     return None
         if any(timing.status not in TOLD for timing in timings.values()):

@@ -25,7 +25,7 @@ from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, SEARCH
 from cuda_l2.plan import CHOICE, LATE_CHOICE, Plan, plan
-from cuda_l2.propose._base import Proposer, proposer_maker
+from cuda_l2.propose._base import Hooks, Proposer, proposer_maker
 from cuda_l2.propose._policy import default_candidates, open_policy
 from cuda_l2.records import Candidate, Task, TimingStatus, Trial, VerdictStatus
 from cuda_l2.review._base import Checker
@@ -349,7 +349,7 @@ class Optimizer(Workbench):
         """The policy's proposer for the evaluator's task, going on from its kept state."""
         rng = np.random.default_rng(int(self._rng.integers(1 << 62)))
         profile = partial(self._profile, evaluator)
-        proposer = self._policy.proposer(evaluator.task, self.target, trials, rng, profile=profile, on_stage=on_stage)
+        proposer = self._policy.proposer(evaluator.task, self.target, trials, rng, Hooks(profile, on_stage))
         state = self.archive.load_policy(proposer.name, self.target.machine)
         if state:
             proposer.load_state(state)

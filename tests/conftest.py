@@ -233,8 +233,8 @@ def typed(
     """typed(*arguments) of `cuda-l2`, in this process and an empty folder: exit status, standard output and error."""
     monkeypatch.chdir(tmp_path)
 
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["cuda-l2", *arguments])
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["cuda-l2", *map(str, arguments)])
         status = 0
         try:
             with warnings.catch_warnings(action="ignore"):  # that arguments come from pytest's own process

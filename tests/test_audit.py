@@ -16,7 +16,6 @@ import pytest
 import torch
 from drawing import cases
 
-from cuda_l2 import cli
 from cuda_l2.archive import Archive
 from cuda_l2.kernelbench import auditor, process
 from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, module_checks
@@ -120,19 +119,6 @@ def judges(effort: Effort, compiled: Callable[[str], bool]) -> Iterator[Callable
 
     with contextlib.ExitStack() as stack:
         yield judged
-
-
-@pytest.fixture
-def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """command("check", ...) -> its exit status and what it said."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cuda-l2", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -428,18 +414,18 @@ def get_init_inputs():
     ],
 )
 @pytest.mark.full
-def test_any_pair_of_files_is_judged(result, answer, status, says, own_folders, tmp_path, command) -> None:
+def test_any_pair_of_files_is_judged(result, answer, status, says, own_folders, tmp_path, typed) -> None:
     reference, mine = tmp_path / "reference.py", tmp_path / "answer.py"
     reference.write_text(REFERENCE.replace("RESULT", result))
     mine.write_text(REFERENCE.replace("RESULT", answer).replace("class Model(", "class ModelNew("))
     options = ["--protocol", "search", "--pytorch", "all", "--eager", "--target", "cpu"]
-    ended, out, err = command("check", mine, "--reference", reference, *options)
+    ended, out, err = typed("check", mine, "--reference", reference, *options)
     assert (ended, says in out + err) == (status, True), (out, err)
 
 
-def test_a_task_and_a_reference_exclude_one_another(command) -> None:
+def test_a_task_and_a_reference_exclude_one_another(typed) -> None:
     for given in ([], ["gelu", "--reference", "x.py"], ["--reference", "x.py", "--kernelbench", "."]):
-        ended, _, err = command("check", CHEATS / "crash.py", *given)
+        ended, _, err = typed("check", CHEATS / "crash.py", *given)
         assert ended == 2 and "what to judge it on" in err
 
 
@@ -528,9 +514,9 @@ def test_files_are_found_by_name_or_number() -> None:
         find_entry(CHECKOUT, "kernelbench/level1/1_Qua")
 
 
-def test_the_command_prints_the_trial(command) -> None:
+def test_the_command_prints_the_trial(typed) -> None:
     given = [CHEATS / "pass_through.py", "kernelbench/level2/1", "--kernelbench", CHECKOUT]
-    ended, out, err = command("check", *given, "--protocol", "search")
+    ended, out, err = typed("check", *given, "--protocol", "search")
     assert ended == 1 and "forbidden in the check 'PyTorch's operators': calls aten::linear" in out
     lines = [line for line in err.splitlines() if line.startswith("kernelbench/level2/1_")]
     begun = [line.split(" s, ")[1].partition(":")[0] for line in lines]  # without the step that a slow stage is at

@@ -58,18 +58,15 @@ def container_v1(folder: Path) -> Path:
     )
 
 
-def test_the_tightest_group_on_the_own_path_counts(tmp_path) -> None:
-    process = nested_v2(tmp_path)
-    assert control_groups.cpu_quota(process) == 1.5
-    assert control_groups.throttling(process) == Throttling(periods=143, us=7_100_005)
-    assert control_groups.free_memory_bytes(process) == 3000
-
-
-def test_a_container_of_version_one_has_its_quota(tmp_path) -> None:
-    process = container_v1(tmp_path)
-    assert control_groups.cpu_quota(process) == 1.0
-    assert control_groups.throttling(process) == Throttling(periods=142, us=7_100_000)
-    assert control_groups.free_memory_bytes(process) == 4000
+@pytest.mark.parametrize(
+    ("made", "quota", "throttling", "free_bytes"),
+    [(nested_v2, 1.5, Throttling(143, 7_100_005), 3000), (container_v1, 1.0, Throttling(142, 7_100_000), 4000)],
+)
+def test_the_tightest_group_on_the_own_path_counts(made, quota, throttling, free_bytes, tmp_path) -> None:
+    process = made(tmp_path)
+    assert control_groups.cpu_quota(process) == quota
+    assert control_groups.throttling(process) == throttling
+    assert control_groups.free_memory_bytes(process) == free_bytes
 
 
 def test_a_group_beside_the_own_path_does_not_count(tmp_path) -> None:

@@ -197,57 +197,45 @@ def test_a_fault_says_what_was_touched(tmp_path, arena, body, reason) -> None:
         worker.launch(0, 60.0)
 
 
-def test_a_killed_parent_leaves_no_stopped_process_behind(tmp_path) -> None:
-    artifact = library(tmp_path, "")
-    code = f"""
-import os, signal, sys, time
-from pathlib import Path
-from cuda_l2.system import lock, paths
-from cuda_l2.contract import CpuContract
-from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
-from cuda_l2.machine.cpu.worker import Worker
-from cuda_l2.measure.torch_baselines import TorchBaselines
-from cuda_l2.records import Gemm
-baselines = TorchBaselines(1)
-arena = Arena([Gemm(8, 4, 2)], slots=1, workspace_bytes=64)
-terms = CpuContract("gemm", 2, "0")
-worker = Worker(CandidateMemory(arena, terms), Path({str(artifact)!r}), terms)
-baselines.attach(arena)
-worker.freeze(), baselines.freeze()
-print(worker._process.pid, baselines._process.pid, flush=True)
-time.sleep(100)
-"""
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    groups = parent.stdout.readline().split()
-    parent.kill()
-    parent.wait()
-    assert len(groups) == 2
-    for group in groups:
-        require_gone(group)
-
-
-def test_a_killed_parent_leaves_no_candidate_that_never_ends(tmp_path) -> None:
-    artifact = library(tmp_path, 'for (;;) __asm__ volatile("");')
-    code = f"""
+OF_A_PARENT = """
 import time
 from pathlib import Path
 from cuda_l2.contract import CpuContract
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Worker
+from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Gemm
 arena = Arena([Gemm(8, 4, 2)], slots=1, workspace_bytes=64)
-terms = CpuContract("gemm", 1, "64")
-worker = Worker(CandidateMemory(arena, terms), Path({str(artifact)!r}), terms)
+terms = CpuContract("gemm", 2, "64")
+worker = Worker(CandidateMemory(arena, terms), Path(ARTIFACT), terms)
+"""
+STOPPED = """
+baselines = TorchBaselines(1)
+baselines.attach(arena)
+worker.freeze(), baselines.freeze()
+print(worker._process.pid, baselines._process.pid, flush=True)
+"""
+ENDLESS = """
 worker.prepare([0])
 worker._begin(b"12345678")
 print(worker._process.pid, flush=True)
-time.sleep(100)
 """
+
+
+@pytest.mark.parametrize(
+    ("body", "begins", "count"),
+    [("", STOPPED, 2), ('for (;;) __asm__ volatile("");', ENDLESS, 1)],
+    ids=["stopped processes", "a candidate that never ends"],
+)
+def test_a_killed_parent_leaves_nothing_behind(tmp_path, body, begins, count) -> None:
+    code = OF_A_PARENT.replace("ARTIFACT", repr(str(library(tmp_path, body)))) + begins + "time.sleep(100)"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    group = parent.stdout.readline()
+    groups = parent.stdout.readline().split()
     parent.kill()
     parent.wait()
-    require_gone(group)
+    assert len(groups) == count
+    for group in groups:
+        require_gone(group)
 
 
 def test_poison_is_a_nan() -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import settled
+from schedules import completions, defaults_and_drawn
 
 from cuda_l2 import contract
 from cuda_l2.build.cuda import build_all
@@ -14,7 +15,7 @@ from cuda_l2.corpus import dataset
 from cuda_l2.corpus.duplicates import digest
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.propose._base import ABSENT, FamilySpace, draw, space_for
+from cuda_l2.propose._base import ABSENT, FamilySpace, space_for
 from cuda_l2.records import BuildStatus, Candidate, Gemm
 from cuda_l2.retrieve.sources import Source
 from cuda_l2.tasks import parse
@@ -161,25 +162,12 @@ def test_the_four_sources_are_one_space(target) -> None:
     assert len({space.render(values, "test").id for values in space.defaults()}) == 4
 
 
-def _gpu_schedules(gemm: Gemm, target, count: int) -> list[Candidate]:
-    """The default and some other schedules of each of the GPU's four sources."""
-    rng = np.random.default_rng(0)
-    found = []
-    for family in families_for(gemm, target):
-        space = FamilySpace(family, gemm, target)
-        found += [
-            space.render(values, "test") for values in (*space.defaults(), *(draw(space, rng) for _ in range(count)))
-        ]
-    assert len({candidate.family for candidate in found}) == 4
-    return found
-
-
 @pytest.mark.corpus(1)
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_the_gpus_sources_compile_and_plan_for_their_shapes(number) -> None:
     size, machine = MINIATURES["cuda"], compile_only("sm_90a")
     gemm = Gemm.parse((*size.shapes, *size.held_shapes)[number])
-    candidates = _gpu_schedules(gemm, machine, 2)
+    candidates = defaults_and_drawn(families_for(gemm, machine), gemm, machine, 2)
     for candidate, build in zip(candidates, build_all(candidates, machine), strict=True):
         assert build.status is BuildStatus.BUILT, build.reason
         (kernel,) = build.kernels
@@ -194,20 +182,10 @@ def test_the_gpus_sources_compile_and_plan_for_their_shapes(number) -> None:
 
 
 def test_every_gpu_schedule_can_be_completed() -> None:
-    """The rules look at one choice after the other; none of their beginnings may be a dead end."""
     gemm, machine = Gemm.parse("768x768x512:tn"), compile_only("sm_90a")
-
-    def complete(family, prefix: tuple[int, ...] = ()) -> int:
-        if len(prefix) == len(family.choices):
-            return 1
-        valid = family.valid_values(gemm, machine, prefix)
-        assert valid, (family.name, prefix)
-        return sum(complete(family, (*prefix, value)) for value in valid)
-
-    assert all(complete(family) > 200 for family in families_for(gemm, machine))
-    assert not families_for(Gemm.parse("768x768x512"), machine) and not families_for(
-        Gemm.parse("700x768x512:tn"), machine
-    )
+    assert all(completions(family, gemm, machine) > 200 for family in families_for(gemm, machine))
+    for other in ("768x768x512", "700x768x512:tn"):
+        assert not families_for(Gemm.parse(other), machine)
 
 
 @pytest.mark.gpu
@@ -216,7 +194,8 @@ def test_the_gpus_sources_are_right(gpu, number) -> None:
     size = MINIATURES["cuda"]
     gemm = Gemm.parse((*size.shapes, *size.held_shapes)[number])
     with Evaluator(gemm, gpu) as evaluator:
-        for trial in settled(evaluator).evaluate(_gpu_schedules(gemm, gpu.target, 3)):
+        candidates = defaults_and_drawn(families_for(gemm, gpu.target), gemm, gpu.target, 3)
+        for trial in settled(evaluator).evaluate(candidates):
             assert trial.status == "measured", (trial.candidate.family, trial.candidate.schedule, trial.reason)
 
 

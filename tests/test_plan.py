@@ -14,7 +14,7 @@ from clocks import ticking
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, OFFLINE, PAPER, SERVER, Protocol
 from cuda_l2.measure.quiet import Busy
-from cuda_l2.measure.rounds import LEAST_ROUNDS, PATIENCE_S, Kernel, Rounds, Terms
+from cuda_l2.measure.rounds import LEAST_ROUNDS, PATIENCE_S, Kernel, Limits, Rounds, Terms
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.plan import KERNEL_LAUNCHES, KERNEL_S, Plan, plan
 from cuda_l2.records import (
@@ -86,9 +86,9 @@ class ScriptedBench(Bench):
         return Verdict(VerdictStatus.CORRECT)
 
     def time_kernels(
-        self, kernels: Mapping[str, Kernel], protocol: Protocol, beat: float = 0.0, within_s: float = math.inf
+        self, kernels: Mapping[str, Kernel], protocol: Protocol, limits: Limits = Limits()
     ) -> dict[str, Timing]:
-        terms = Terms(protocol, np.random.default_rng(0), beat, self._script.clock, within_s)
+        terms = Terms(protocol, np.random.default_rng(0), limits, self._script.clock)
         rounds = ScriptedRounds(self._script, list(kernels), terms)
         try:
             rounds.run()
@@ -201,7 +201,7 @@ def test_the_words_of_a_plan() -> None:
 def test_rounds_end_in_time_but_not_before_there_is_an_interval() -> None:
     for within_s, most in ((math.inf, OFFLINE.max_rounds), (1.0, OFFLINE.max_rounds - 1), (0.0, LEAST_ROUNDS)):
         script = Script(ticking(1e-4))
-        terms = Terms(OFFLINE, np.random.default_rng(0), clock=script.clock, within_s=within_s)
+        terms = Terms(OFFLINE, np.random.default_rng(0), Limits(within_s=within_s), script.clock)
         rounds = ScriptedRounds(script, ["ours"], terms)
         rounds.run()
         assert LEAST_ROUNDS <= len(rounds.samples.of("ours")) <= most

@@ -3,9 +3,9 @@
 import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import example, settled
+from schedules import completions, defaults_and_drawn
 
 from cuda_l2 import contract
 from cuda_l2.build.cuda import build_all
@@ -13,8 +13,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm._base import Message, Request, open_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.propose._base import FamilySpace, draw
-from cuda_l2.records import BuildStatus, Candidate, Gemm
+from cuda_l2.records import BuildStatus, Gemm
 from cuda_l2.system.errors import UserError
 
 
@@ -66,23 +65,11 @@ def chain():
     return example("pretrained/train")
 
 
-def _schedules(chain, gemm: Gemm, target, count: int) -> list[Candidate]:
-    """The default and some other schedules of each source."""
-    rng, found = np.random.default_rng(0), []
-    for family in chain.families_for(gemm, target):
-        space = FamilySpace(family, gemm, target)
-        found += [
-            space.render(values, "test") for values in (*space.defaults(), *(draw(space, rng) for _ in range(count)))
-        ]
-    assert len({candidate.family for candidate in found}) == 4
-    return found
-
-
 def test_the_pipelines_sources_compile_and_plan_for_their_shapes(chain) -> None:
     machine = compile_only("sm_90a")
     for text in (*chain.PRETRAINED.shapes, *chain.PRETRAINED.held_shapes):
         gemm = Gemm.parse(text)
-        candidates = _schedules(chain, gemm, machine, 0)
+        candidates = defaults_and_drawn(chain.families_for(gemm, machine), gemm, machine, 0)
         for candidate, build in zip(candidates, build_all(candidates, machine), strict=True):
             assert build.status is BuildStatus.BUILT, build.reason
             assert build.kernels[0].tensor_instructions == ("HMMA.16816.F32",)
@@ -93,17 +80,9 @@ def test_the_pipelines_sources_compile_and_plan_for_their_shapes(chain) -> None:
 
 def test_every_schedule_of_a_pipeline_can_be_completed(chain) -> None:
     gemm, machine = Gemm.parse(chain.PRETRAINED.shapes[0]), compile_only("sm_90a")
-
-    def complete(family, prefix: tuple[int, ...] = ()) -> int:
-        if len(prefix) == len(family.choices):
-            return 1
-        valid = family.valid_values(gemm, machine, prefix)
-        assert valid, (family.name, prefix)
-        return sum(complete(family, (*prefix, value)) for value in valid)
-
-    assert all(complete(family) > 5000 for family in chain.families_for(gemm, machine))
-    assert not chain.families_for(Gemm.parse("512x512x512"), machine)
-    assert not chain.families_for(Gemm.parse("512x384x512:tn"), machine)
+    assert all(completions(family, gemm, machine) > 5000 for family in chain.families_for(gemm, machine))
+    for other in ("512x512x512", "512x384x512:tn"):
+        assert not chain.families_for(Gemm.parse(other), machine)
 
 
 @pytest.mark.gpu
@@ -111,5 +90,6 @@ def test_the_pipelines_sources_are_right(chain, gpu) -> None:
     for text in (*chain.PRETRAINED.shapes, *chain.PRETRAINED.held_shapes):
         gemm = Gemm.parse(text)
         with Evaluator(gemm, gpu) as evaluator:
-            for trial in settled(evaluator).evaluate(_schedules(chain, gemm, gpu.target, 3)):
+            candidates = defaults_and_drawn(chain.families_for(gemm, gpu.target), gemm, gpu.target, 3)
+            for trial in settled(evaluator).evaluate(candidates):
                 assert trial.status == "measured", (trial.candidate.family, trial.candidate.schedule, trial.reason)

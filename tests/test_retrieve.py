@@ -15,6 +15,7 @@ from waiting import kill_when
 from cuda_l2.archive import Archive
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.propose._base import Hooks
 from cuda_l2.propose._model_policy import ModelPolicy
 from cuda_l2.propose._references import excerpts, query
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
@@ -184,7 +185,7 @@ def test_a_search_quotes_from_the_index(cache, folder, tmp_path) -> None:
     with serving([Say("no code")]) as server, Archive(tmp_path / "archive.db"):
         policy = ModelPolicy(f"openai:stub@{server.address}", settings, tmp_path / "archive.db")
         rng, stages = np.random.default_rng(0), []
-        proposer = policy.proposer(Gemm(64, 64, 64), target, list, rng, on_stage=stages.append)
+        proposer = policy.proposer(Gemm(64, 64, 64), target, list, rng, Hooks(on_stage=stages.append))
         assert proposer.propose(1) == []
         policy.close()
     assert "user: vector.h, line 1" in server.prompts[0] and "_mm512_cvtph_ps" in server.prompts[0]
@@ -194,7 +195,7 @@ def test_a_search_quotes_from_the_index(cache, folder, tmp_path) -> None:
     with serving([Say("no code")]) as server:
         hidden = HoldOut.read(held).text
         policy = ModelPolicy(f"openai:stub@{server.address}", settings, tmp_path / "archive.db", "collect 0", hidden)
-        policy.proposer(Gemm(64, 64, 64), target, list, rng, on_stage=stages.append).propose(1)
+        policy.proposer(Gemm(64, 64, 64), target, list, rng, Hooks(on_stage=stages.append)).propose(1)
         policy.close()
     assert server.prompts and "_mm512_cvtph_ps" not in server.prompts[0]
 

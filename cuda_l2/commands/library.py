@@ -1,12 +1,18 @@
 """cuda-l2 library: the pack of compiled kernels, and which of them serve which shapes on this GPU."""
 
+import json as json_text
+import shutil
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from cuda_l2.commands._options import read_source
+from cuda_l2.records import Gemm, VerdictStatus
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 
 if TYPE_CHECKING:
     from cuda_l2.library.deploy.choices import Place
@@ -41,8 +47,6 @@ def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negativ
 
         made = pack.build(wanted, pack.CARRIED if carried else out or pack.built_folder(), progress)
     if carried:
-        import shutil
-
         from cuda_l2.library.deploy import native
 
         shutil.copyfile(native.build(), native.carried())
@@ -56,9 +60,6 @@ def list_kernels(*, json: Annotated[bool, Parameter(negative=())] = False) -> No
     Args:
         json: Everything as JSON.
     """
-    from dataclasses import asdict
-    from json import dumps
-
     found, chosen = _pack(), []
     for place in _places(found):
         from cuda_l2.library.deploy import choices
@@ -66,7 +67,11 @@ def list_kernels(*, json: Annotated[bool, Parameter(negative=())] = False) -> No
         chosen += [choice for _, choice in sorted(choices.read(place).items())]
     if json:
         kernels = [asdict(kernel) for kernel in found.kernels.values()]
-        print(dumps({"pack": found.identity, "kernels": kernels, "choices": [asdict(choice) for choice in chosen]}))
+        print(
+            json_text.dumps(
+                {"pack": found.identity, "kernels": kernels, "choices": [asdict(choice) for choice in chosen]}
+            )
+        )
         return
     print(_summary(found))
     for kernel in found.kernels.values():
@@ -104,7 +109,6 @@ def export(folder: Path, /) -> None:
     """Write every kernel's source with its contract to a folder, and the table that `cuda-l2 prove` takes."""
     from cuda_l2.library.deploy.recipes import recipes
     from cuda_l2.library.table import Row, write_table
-    from cuda_l2.system.files import write_text
 
     wanted = recipes()
     for recipe in wanted:
@@ -128,9 +132,7 @@ def import_source(file: Path, /, *shapes: str) -> None:
         file: A .cu file with its launch contract.
         shapes: Shapes that it shall serve, as in 16x4096x4096:tn:bf16.
     """
-    from cuda_l2.commands._options import read_source
     from cuda_l2.library.deploy import imported
-    from cuda_l2.records import Gemm
 
     if not shapes:
         raise UserError("name the shapes that the kernel shall serve, as in 16x4096x4096:tn:bf16")
@@ -140,7 +142,6 @@ def import_source(file: Path, /, *shapes: str) -> None:
         raise UserError(f"kernel {name} is compiled; it serves nothing before it is imported on a Hopper GPU")
     from cuda_l2.evaluator import evaluate
     from cuda_l2.library.deploy.tuning import adopt
-    from cuda_l2.records import VerdictStatus
 
     for gemm in gemms:
         trial = evaluate(source, gemm, full=True)
@@ -158,10 +159,7 @@ def demote(*shapes: str) -> None:
     Args:
         shapes: As in 16x4096x4096:tn:bf16.
     """
-    from dataclasses import replace
-
     from cuda_l2.library.deploy import choices
-    from cuda_l2.records import Gemm
 
     places, gemms = _places(_pack()), [Gemm.parse(shape) for shape in shapes]
     if not places:
@@ -199,10 +197,8 @@ def bench(
     """
     from cuda_l2.library.deploy.compared import Compared, algorithms, compare, graphs, summary, table
     from cuda_l2.library.deploy.tuning import device_for_timing, tune
-    from cuda_l2.records import Gemm
     from cuda_l2.runs.grid import drawn_shapes, read_grid
     from cuda_l2.runs.grid import sample as sampled
-    from cuda_l2.system.files import write_text
 
     gemms = [Gemm.parse(shape) for shape in shapes]
     listed = read_grid(grid) if grid else []
@@ -235,7 +231,6 @@ def calls(shape: str = "16x4096x4096:tn:bf16", /, *, count: int = 2000) -> None:
         count: Calls a sample; the median of nine samples is printed.
     """
     from cuda_l2.library.deploy.costs import host_us
-    from cuda_l2.records import Gemm
 
     for name, us in host_us(Gemm.parse(shape), count).items():
         print(f"{name:<40} {us:8.2f} us")
@@ -251,11 +246,8 @@ def invariant(*shapes: str) -> None:
     Args:
         shapes: As in 16x4096x4096:tn:bf16, or a range of rows as in 1-2048x4096x4096:tn:bf16, which is the default.
     """
-    from dataclasses import replace
-
     from cuda_l2.commands.tune import expanded
     from cuda_l2.library.deploy import batches
-    from cuda_l2.records import Gemm
 
     texts = shapes or ("1-2048x4096x4096:tn:bf16",)
     gemms = [Gemm.parse(shape) for text in texts for shape in expanded(text)]

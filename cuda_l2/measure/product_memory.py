@@ -14,7 +14,7 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.buffers import Place
-from cuda_l2.machine.cuda.driver import Graph, Replays, check
+from cuda_l2.machine.cuda.driver import Graph, check
 from cuda_l2.machine.cuda.helpers import Helpers, Projection
 from cuda_l2.machine.fills import POISON_WORDS, POISONS
 from cuda_l2.machine.tensors import dtype_of, view, words
@@ -23,7 +23,7 @@ from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.outputs import WrongOutput, require_own, require_precise, rounding_step
 from cuda_l2.measure.rounds import Kernel
-from cuda_l2.measure.timed_memory import Outputs, TimedMemory
+from cuda_l2.measure.timed_memory import Launches, Outputs, TimedMemory
 from cuda_l2.records import Accumulate, Gemm, Layout, Task, Tensor
 from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 
@@ -207,12 +207,7 @@ class ProductMemory(TimedMemory):
         return self._check(found, places, element_wise, self._b_of(layout), self.gemm.accumulate)
 
     def check_baseline(
-        self,
-        played: tuple[Replays, Sequence[int]],
-        places: Sequence[int],
-        *,
-        element_wise: bool,
-        layout: Layout | None = None,
+        self, played: Launches, places: Sequence[int], *, element_wise: bool, layout: Layout | None = None
     ) -> float:
         # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
         found = [self.output(place) for place in places]

@@ -40,24 +40,32 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How a measurement is taken.
+class Limits:
+    """When a measurement ends before its protocol does.
 
     beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
     within_s: how long it may take, waiting for others to leave the cores alone included. Rounds end then, but not
     before there are `LEAST_ROUNDS`.
     """
 
+    beat: float = 0.0
+    within_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a measurement is taken."""
+
     protocol: Protocol
     rng: np.random.Generator
-    beat: float = 0.0
+    limits: Limits = Limits()
     clock: Clock = CLOCK
-    within_s: float = math.inf
 
     @property
     def patience_s(self) -> float:
         """How long to wait, all in all, while other work has the cores."""
-        return max(0.0, self.within_s) if math.isfinite(self.within_s) else PATIENCE_S
+        within_s = self.limits.within_s
+        return max(0.0, within_s) if math.isfinite(within_s) else PATIENCE_S
 
 
 def failed(error: Exception, protocol: Protocol, start: float, clock: Clock = CLOCK) -> Timing:
@@ -88,8 +96,8 @@ class Rounds(ABC):
         seldom: Collection[str] = (),
     ) -> None:
         self.arms, self.subject, self.kernels, self.seldom = list(arms), subject, kernels, seldom
-        self.protocol, self.rng, self.beat, self.clock = terms.protocol, terms.rng, terms.beat, terms.clock
-        self.ends = terms.clock.now() + terms.within_s
+        self.protocol, self.rng, self.beat, self.clock = terms.protocol, terms.rng, terms.limits.beat, terms.clock
+        self.ends = terms.clock.now() + terms.limits.within_s
         others = [[name for name in names if name != subject and name not in kernels] for names in (references, arms)]
         self.references = others[0] or others[1] or [subject]
         self._count = 1

@@ -20,7 +20,7 @@ from cuda_l2.machine.cuda.helpers import Helpers
 from cuda_l2.measure.baselines._base import Function, TorchTask, baselines_of
 from cuda_l2.measure.operands import require_own_result, why_not
 from cuda_l2.measure.outputs import WrongOutput
-from cuda_l2.measure.timed_memory import Outputs, TimedMemory
+from cuda_l2.measure.timed_memory import Launches, Outputs, TimedMemory
 from cuda_l2.records import Layout, Task
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
@@ -165,15 +165,11 @@ class TaskMemory(TimedMemory):
         return cases[-1].errors(outputs[-1])[1] if element_wise else float("nan")
 
     def check_baseline(
-        self,
-        played: tuple[Any, Sequence[int]],
-        places: Sequence[int],
-        *,
-        element_wise: bool,
-        layout: Layout | None = None,
+        self, played: Launches, places: Sequence[int], *, element_wise: bool, layout: Layout | None = None
     ) -> float:
         """Results are new tensors, or lie where PyTorch's graphs have them: the last launch's are left."""
         replays, sequence = played
+        assert isinstance(replays, Played)
         results = [self._by_name(replays.results)]
         return self.check(results, sequence[-1:], element_wise=element_wise)
 

@@ -28,6 +28,8 @@ from cuda_l2.records import Layout, Task
 VARIANTS = 2
 Outputs = Mapping[str, torch.Tensor]
 """A launch's, by name."""
+Launches = tuple[Replays, Sequence[int]]
+"""A baseline's, with their places."""
 Record = Callable[[int, int], list[int]]
 """Launches a kernel as in a timed round and keeps outputs: bytes of one, how many; the places of those kept."""
 
@@ -166,12 +168,7 @@ class TimedMemory(ABC):
 
     @abstractmethod
     def check_baseline(
-        self,
-        played: tuple[Replays, Sequence[int]],
-        places: Sequence[int],
-        *,
-        element_wise: bool,
-        layout: Layout | None = None,
+        self, played: Launches, places: Sequence[int], *, element_wise: bool, layout: Layout | None = None
     ) -> float:
         """The same of a baseline's last replay, which left its last results at these places."""
 

@@ -259,6 +259,18 @@ Trials = Callable[[], list[Trial]]
 """The task's trials so far."""
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What a proposer may call.
+
+    profile: the hardware's counters of a trial's kernel as text, empty where there are none. on_stage: called with a
+    few words before the proposer waits for something outside this program.
+    """
+
+    profile: Callable[[Trial], str] = lambda trial: ""
+    on_stage: Callable[[str], None] = lambda stage: None
+
+
 class Policy(ABC):
     """Makes a proposer for each task."""
 
@@ -266,20 +278,9 @@ class Policy(ABC):
 
     @abstractmethod
     def proposer(
-        self,
-        task: Task,
-        target: Target,
-        trials: Trials,
-        rng: np.random.Generator,
-        *,
-        profile: Callable[[Trial], str] = lambda trial: "",
-        on_stage: Callable[[str], None] = lambda stage: None,
+        self, task: Task, target: Target, trials: Trials, rng: np.random.Generator, hooks: Hooks = Hooks()
     ) -> Proposer:
-        """The proposer for one task; UserError where the policy cannot propose for it.
-
-        profile: the hardware's counters of a trial's kernel as text, empty where there are none. on_stage: called with
-        a few words before the proposer waits for something outside this program.
-        """
+        """The proposer for one task; UserError where the policy cannot propose for it."""
 
     def summary(self) -> str:
         """Questions asked and budget spent, in one line; empty for a policy that spends nothing."""

@@ -10,12 +10,12 @@ from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine._base import Target
-from cuda_l2.propose._base import Policy, Trials
+from cuda_l2.propose._base import Hooks, Policy, Trials
 from cuda_l2.propose._llm import Asking, LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import excerpts
-from cuda_l2.records import Task, Trial
+from cuda_l2.records import Task
 from cuda_l2.retrieve.index import Index
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
@@ -48,22 +48,15 @@ class ModelPolicy(Policy):
         self.name = self._client.model.name
 
     def proposer(
-        self,
-        task: Task,
-        target: Target,
-        trials: Trials,
-        rng: np.random.Generator,
-        *,
-        profile: Callable[[Trial], str] = lambda trial: "",
-        on_stage: Callable[[str], None] = lambda stage: None,
+        self, task: Task, target: Target, trials: Trials, rng: np.random.Generator, hooks: Hooks = Hooks()
     ) -> LlmProposer:
         if self._anew:
             self._client.count_answered(str(task), target.machine)
         return LlmProposer(
             *(task, target, self._client, self._templates),
-            Sources(trials, lambda query: self._excerpts(target, query), profile),
+            Sources(trials, lambda query: self._excerpts(target, query), hooks.profile),
             rng,
-            Asking(lambda: on_stage(f"waiting for {self.name}"), _say, self._anew),
+            Asking(lambda: hooks.on_stage(f"waiting for {self.name}"), _say, self._anew),
         )
 
     def summary(self) -> str:

@@ -10,8 +10,8 @@ from cuda_l2.families._base import families_for
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine._base import Target
-from cuda_l2.propose._base import Policy, Proposer, Trials, proposer_maker, space_for
-from cuda_l2.records import Candidate, Task, Trial
+from cuda_l2.propose._base import Hooks, Policy, Proposer, Trials, proposer_maker, space_for
+from cuda_l2.records import Candidate, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.place import Place
 
@@ -34,14 +34,7 @@ class FamilyPolicy(Policy):
             self._weights = load(weights)
 
     def proposer(
-        self,
-        task: Task,
-        target: Target,
-        trials: Trials,
-        rng: np.random.Generator,
-        *,
-        profile: Callable[[Trial], str] = lambda trial: "",
-        on_stage: Callable[[str], None] = lambda stage: None,
+        self, task: Task, target: Target, trials: Trials, rng: np.random.Generator, hooks: Hooks = Hooks()
     ) -> Proposer:
         families, weights = families_for(task, target), self._weights
         if weights is None and self.name == TRAINED:

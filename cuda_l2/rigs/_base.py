@@ -1,6 +1,5 @@
 """What the evaluator asks of a machine: its stages for one shape, and which protocols they know."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Kernel
+from cuda_l2.measure.rounds import CANDIDATE, Kernel, Limits
 from cuda_l2.measure.tuned import ADAPTIVE, TUNINGS
 from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
 from cuda_l2.system.closing import Closing
@@ -66,27 +65,13 @@ class Bench(Closing):
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         """Whether a built candidate is correct. full: also by checks too slow for every candidate of a search."""
 
-    def time(
-        self,
-        candidate: Candidate,
-        build: Build,
-        protocol: Protocol,
-        beat: float = 0.0,
-        within_s: float = math.inf,
-    ) -> Timing:
-        """Time a correct candidate. beat: a speedup surely below this needs no more digits.
-
-        within_s: how long it may take, waiting for quiet included; see `measure.rounds.Terms`.
-        """
-        return self.time_kernels({CANDIDATE: Kernel(candidate, build)}, protocol, beat, within_s)[CANDIDATE]
+    def time(self, candidate: Candidate, build: Build, protocol: Protocol, limits: Limits = Limits()) -> Timing:
+        """Time a correct candidate."""
+        return self.time_kernels({CANDIDATE: Kernel(candidate, build)}, protocol, limits)[CANDIDATE]
 
     @abstractmethod
     def time_kernels(
-        self,
-        kernels: Mapping[str, Kernel],
-        protocol: Protocol,
-        beat: float = 0.0,
-        within_s: float = math.inf,
+        self, kernels: Mapping[str, Kernel], protocol: Protocol, limits: Limits = Limits()
     ) -> dict[str, Timing]:
         """Time several correct kernels of the task in one run, by name; without kernels a baseline in their place.
 

@@ -1,7 +1,6 @@
 """The CPU this process runs on."""
 
 import importlib.metadata
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from cuda_l2.measure.baselines._base import strongest_first
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
-from cuda_l2.measure.rounds import Kernel, Terms
+from cuda_l2.measure.rounds import Kernel, Limits, Terms
 from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
 from cuda_l2.measure.tuned import ADAPTIVE
 from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
@@ -113,11 +112,7 @@ class CpuBench(Bench):
         return verify(partial(CpuSession, candidate, build, self._arena, self._cases), all_checks(), full=full)
 
     def time_kernels(
-        self,
-        kernels: Mapping[str, Kernel],
-        protocol: Protocol,
-        beat: float = 0.0,
-        within_s: float = math.inf,
+        self, kernels: Mapping[str, Kernel], protocol: Protocol, limits: Limits = Limits()
     ) -> dict[str, Timing]:
         task, arena = self._task, self._arena
         arena.select(task)
@@ -128,7 +123,7 @@ class CpuBench(Bench):
         parsed = {name: contract.parse_cpu(kernel.candidate.source) for name, kernel in kernels.items()}
         operands.workspace_bytes = max((terms.workspace_bytes(task) for terms in parsed.values()), default=0)
         opened = {name: self._opener(kernel.build, parsed[name], operands) for name, kernel in kernels.items()}
-        terms = Terms(protocol, self._rng, beat, within_s=within_s)
+        terms = Terms(protocol, self._rng, limits)
         timings = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
         return {
             name: replace(timing, conditions=replace(timing.conditions, **conditions))

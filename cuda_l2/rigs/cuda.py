@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,7 @@ from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.product_memory import ProductMemory, library_outputs, other_layout
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
-from cuda_l2.measure.rounds import Kernel, Terms
+from cuda_l2.measure.rounds import Kernel, Limits, Terms
 from cuda_l2.measure.task_memory import CudaTaskBaselines, TaskMemory
 from cuda_l2.measure.timed_memory import TimedMemory
 from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
@@ -251,13 +250,9 @@ class CudaBench(Bench):
             return collect(Path(build.artifact), plan, self._task, given)
 
     def time_kernels(
-        self,
-        kernels: Mapping[str, Kernel],
-        protocol: Protocol,
-        beat: float = 0.0,
-        within_s: float = math.inf,
+        self, kernels: Mapping[str, Kernel], protocol: Protocol, limits: Limits = Limits()
     ) -> dict[str, Timing]:
-        terms = Terms(protocol, self._rng, beat, within_s=within_s)
+        terms = Terms(protocol, self._rng, limits)
         measure = self._on_the_gpu(lambda: self._prepared(kernels, terms))
         return self._rig.steadily(lambda: self._on_the_gpu(measure))
 

@@ -1,12 +1,11 @@
 """A recorded machine: builds, verdicts and timings come from a world, so that the loop runs without the device."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, Protocol
-from cuda_l2.measure.rounds import Kernel
+from cuda_l2.measure.rounds import Kernel, Limits
 from cuda_l2.records import Build, BuildStatus, Candidate, Task, Timing, Verdict
 from cuda_l2.rigs._base import Bench, Request, Rig
 from cuda_l2.system.errors import UserError
@@ -61,11 +60,7 @@ class RecordedBench(Bench):
         return verdict
 
     def time_kernels(
-        self,
-        kernels: Mapping[str, Kernel],
-        protocol: Protocol,
-        beat: float = 0.0,
-        within_s: float = math.inf,
+        self, kernels: Mapping[str, Kernel], protocol: Protocol, limits: Limits = Limits()
     ) -> dict[str, Timing]:
         found = {name: self._known(kernel.candidate).timing(protocol.name) for name, kernel in kernels.items()}
         return {name: timing for name, timing in found.items() if timing}

@@ -311,6 +311,16 @@ def first_difference(name: str, found: torch.Tensor, expected: torch.Tensor, wro
     return Element(row, column, float(expected[row, column]), float(found[row, column]), matrix)
 
 
+def require_none(
+    wrong: torch.Tensor, found: torch.Tensor, expected: torch.Tensor, status: VerdictStatus, reason: str
+) -> None:
+    """CheckFailed where `wrong` marks elements of C. reason: {share} and {element} stand for how many and the first."""
+    if wrong.any():
+        element = first_difference("c", found, expected, wrong)
+        text = reason.format(share=f"{float(wrong.float().mean()):.1%}", element=element)
+        raise CheckFailed(status, text, element)
+
+
 def require_right(case: Case, found: Outputs, where: str) -> None:
     """CheckFailed where a result is not within the task's tolerance; where: on which inputs, for the reason."""
     violation = case.violation(found)

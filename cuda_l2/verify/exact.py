@@ -10,7 +10,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
 
 INPUTS = 3
 TYPICAL_SHARE = 0.586
@@ -31,10 +31,8 @@ def require_exact(session: Session, cases: ProductCases, indices: Sequence[int])
     for turn, outputs in session.launch_each(Turn(cases.get("exact", index, _make)) for index in indices):
         expected, found = turn.case.expected["c"], outputs["c"].float()
         wrong = (found != expected) & (expected < largest_exact(dtype_of(cases.task)))
-        if wrong.any():
-            element = first_difference("c", found, expected, wrong)
-            share = float(wrong.float().mean())
-            raise CheckFailed(VerdictStatus.INCORRECT, f"{share:.1%} of C is wrong on 0/1 inputs: {element}", element)
+        reason = "{share} of C is wrong on 0/1 inputs: {element}"
+        require_none(wrong, found, expected, VerdictStatus.INCORRECT, reason)
 
 
 def largest_exact(dtype: torch.dtype) -> float:

@@ -15,7 +15,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, Gemm, VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
 from cuda_l2.verify.special import leave_one
 
 LARGEST, LARGEST_SUM = 31, 1 << 22
@@ -43,11 +43,8 @@ class Magnitudes(ProductCheck):
             if cases.task.accumulate is Accumulate.FP16:  # may round a product in another way
                 step = torch.finfo(found.dtype).eps * expected.abs().float() + _LEAST
                 wrong &= ~((found.float() - expected.float()).abs() <= step)
-            if wrong.any():
-                element = first_difference("c", found, expected, wrong)
-                share = f"{float(wrong.float().mean()):.1%} of C is wrong"
-                reason = f"{share} where operands are very large or small: {element}"
-                raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+            reason = "{share} of C is wrong where operands are very large or small: {element}"
+            require_none(wrong, found, expected, VerdictStatus.INCORRECT, reason)
 
 
 def _ranges(gemm: Gemm) -> list[tuple[Range, Range]]:

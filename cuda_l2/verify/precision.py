@@ -13,7 +13,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
 
 LARGEST_SUM = 1 << 22
 LARGEST_POWER = 3
@@ -37,12 +37,9 @@ class PrecisionContract(ProductCheck):
         for turn, outputs in session.launch_each(turns):
             expected, found = turn.case.expected["c"], outputs["c"]
             wrong = (found != expected) & ~(found.isnan() & expected.isnan())
-            if wrong.any():
-                element = first_difference("c", found, expected, wrong)
-                share = float(wrong.float().mean())
-                right = f"the exact sum rounded to {cases.task.dtype}"
-                reason = f"{share:.1%} of C is not {right}: {element}; sums must be kept in fp32"
-                raise CheckFailed(VerdictStatus.IMPRECISE, reason, element)
+            right = f"the exact sum rounded to {cases.task.dtype}"
+            reason = f"{{share}} of C is not {right}: {{element}}; sums must be kept in fp32"
+            require_none(wrong, found, expected, VerdictStatus.IMPRECISE, reason)
 
 
 def _make(cases: ProductCases, generator: torch.Generator, index: int) -> ProductCase:

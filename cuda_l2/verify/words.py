@@ -13,7 +13,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
 
 MOST_LAUNCHES, MOST_BYTES = 3, 64 << 20
 """For one operand, and of their tensors together: where they do not suffice, numbers are drawn."""
@@ -26,11 +26,8 @@ class Words(ProductCheck):
     def run_on(self, session: Session, cases: ProductCases) -> None:
         for turn, outputs in session.launch_each(_turns(cases)):
             expected, found = turn.case.expected["c"], outputs["c"]
-            wrong = found != expected
-            if wrong.any():
-                element = first_difference("c", found, expected, wrong)
-                reason = f"reads some numbers of {turn.what.upper()} as others: times 1 or -1, {element}"
-                raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+            reason = f"reads some numbers of {turn.what.upper()} as others: times 1 or -1, {{element}}"
+            require_none(found != expected, found, expected, VerdictStatus.INCORRECT, reason)
 
 
 def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
