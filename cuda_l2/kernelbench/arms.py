@@ -20,7 +20,6 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.baselines._base import TorchBaseline
 from cuda_l2.records import Task
-from cuda_l2.system import process_tree
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
 
@@ -114,6 +113,8 @@ class ModelArm:
         self._slots: list[int] = []
         limits = Resources("cpu", threads, known.file.effort.memory_bytes, 0, known.file.effort.timeout_s, spins)
         self._module = model_of(known, task, slots + 1, limits, compiled=name == COMPILED)
+        self.queued_s, self.close = self._module.queued_s, self._module.close
+        self.freeze, self.thaw = self._module.freeze, self._module.thaw
 
     def tried(self, arena: Arena, case: ForeignCase) -> str:
         """Use an arena and a case of its task from now on; why it does not compute the case, empty where it does."""
@@ -152,18 +153,6 @@ class ModelArm:
         """Put the last result into its slot."""
         self._arena.poison_outputs(self._slots[-1:], self._module.output(len(self._slots) - 1))
         return self._slots[-1:]
-
-    def queued_s(self) -> float:
-        return process_tree.queued_s(self._module.pid)
-
-    def freeze(self) -> None:
-        self._module.freeze()
-
-    def thaw(self) -> None:
-        self._module.thaw()
-
-    def close(self) -> None:
-        self._module.close()
 
 
 def model_of(known: ForeignTask, task: Task, calls: int, limits: Resources, *, compiled: bool) -> Module:

@@ -183,12 +183,8 @@ class TorchArm:
     def __init__(self, baselines: TorchBaselines, baseline: TorchBaseline) -> None:
         self._baselines, self._baseline = baselines, baseline
         # stopped between its turns: OpenMP's threads would spin into the next arm's time
-        self.run, self.queued_s, self.freeze, self.thaw = (
-            baselines.run,
-            baselines.queued_s,
-            baselines.freeze,
-            baselines.thaw,
-        )
+        self.run, self.queued_s = baselines.run, baselines.queued_s
+        self.freeze, self.thaw = baselines.freeze, baselines.thaw
         self._slots: Sequence[int] = ()
 
     def prepare(self, slots: Sequence[int]) -> None:
