@@ -5,7 +5,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -307,18 +307,56 @@ def test_an_error_that_nobody_foresaw_ends_one_call_alone(tmp_path: Path, monkey
         talk_to(workshop, talk)
 
 
-def test_http_asks_for_the_token_host_and_origin(tmp_path: Path) -> None:
+ALLOWED = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/json, text/event-stream"}
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Client]:
+    """A client over HTTP."""
+    async with (
+        httpx2.AsyncClient(trust_env=False, timeout=None, headers=ALLOWED) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        yield client
+
+
+def over_http(workshop: Workshop, talk: Callable[[str], Awaitable[None]]) -> None:
+    """Serve a workshop on loopback, while clients talk to its address."""
+
     async def clients(server: Server) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            url = f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
             async with anyio.create_task_group() as group:
                 group.start_soon(server.serve_http, listening, TOKEN)
-                await talk(url)
+                await talk(f"http://127.0.0.1:{listening.getsockname()[1]}/mcp")
                 group.cancel_scope.cancel()
 
+    serve(lambda: contextlib.nullcontext(workshop), clients)
+
+
+def test_a_client_that_disconnects_in_mid_submission_leaves_a_trial(tmp_path: Path, held: Any) -> None:
+    begun, goes_on = held
+
+    async def talk(url: str) -> None:
+        async def submit() -> None:
+            async with connected(url) as client:
+                await client.call_tool("submit", {"sources": [RIGHT]})
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(submit)
+            await anyio.to_thread.run_sync(begun.wait)
+            group.cancel_scope.cancel()
+        goes_on.set()
+        async with connected(url) as client:
+            assert "Score" in await called(client, "best")
+
+    with working(tmp_path / "archive.db") as workshop:
+        over_http(workshop, talk)
+        assert workshop.submitted == 1
+
+
+def test_http_asks_for_the_token_host_and_origin(tmp_path: Path) -> None:
     async def talk(url: str) -> None:
         asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-        allowed = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/json, text/event-stream"}
         async with httpx2.AsyncClient(trust_env=False, timeout=None) as http:
             for changed, status in (
                 ({"Authorization": ""}, 401),
@@ -326,14 +364,13 @@ def test_http_asks_for_the_token_host_and_origin(tmp_path: Path) -> None:
                 ({"Host": "rebound.example"}, 421),
                 ({"Origin": "http://rebound.example"}, 403),
             ):
-                response = await http.post(url, json=asked, headers=allowed | changed)
+                response = await http.post(url, json=asked, headers=ALLOWED | changed)
                 assert response.status_code == status, changed
-            large = await http.post(url, content=b"x" * (MAX_MESSAGE_BYTES + 1), headers=allowed)
+            large = await http.post(url, content=b"x" * (MAX_MESSAGE_BYTES + 1), headers=ALLOWED)
             assert large.status_code == 413
-        async with httpx2.AsyncClient(trust_env=False, timeout=None, headers=allowed) as http:
-            for _ in range(2):  # a second client after the first has left
-                async with Client(streamable_http_client(url, http_client=http)) as client:
-                    assert SHAPE in await called(client, "task")
+        for _ in range(2):  # a second client after the first has left
+            async with connected(url) as client:
+                assert SHAPE in await called(client, "task")
 
     with working(tmp_path / "archive.db") as workshop:
-        serve(lambda: contextlib.nullcontext(workshop), clients)
+        over_http(workshop, talk)

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from cuda_l2.build.cuda import build_all
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row
+from cuda_l2.llm._base import Message, open_model
+from cuda_l2.llm.client import Client, Question
+from cuda_l2.llm.exchanges import ExchangeLog
+from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.quick import Sampled
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
@@ -141,3 +146,29 @@ def test_simulated_workers_lose_nothing_and_take_up_what_dead_ones_held(database
         assert scale.recorded(database) == [trial.build.seconds for trial in archive.trials()]
     table = dict(scale.rows(settings, [counts], counts.acknowledged, counts.acknowledged))
     assert table["acknowledged and not stored"] == "0"
+
+
+def test_a_person_answers_what_a_model_is_asked(tmp_path) -> None:
+    """Through the client of the searches. An answer that is there before its question is sent at once."""
+    tool, settings = example("answer_by_hand"), ModelSettings(retries=0, answer_tokens=200)
+    for number, text in enumerate(("first", "second"), start=1):
+        (tmp_path / f"{number:03}.answer.md").write_text(text)
+    with (
+        tool.Endpoint(tmp_path, 0) as endpoint,
+        Archive(tmp_path / "archive.db"),
+        ExchangeLog(tmp_path / "archive.db") as log,
+    ):
+        assert endpoint.server_address[0] == "127.0.0.1"
+        threading.Thread(target=endpoint.serve_forever, daemon=True).start()
+        try:
+            client = Client(
+                open_model(f"openai:by-hand@http://127.0.0.1:{endpoint.server_port}/v1", settings), log, settings
+            )
+            questions = [Question((Message("system", "you"), Message("user", text))) for text in ("one", "two")]
+            found = [client.ask("64x64x64", "m", [asked], time.perf_counter() + 3600)[0] for asked in questions]
+        finally:
+            endpoint.shutdown()
+    assert [exchange.reply.text for exchange in found] == ["first", "second"]
+    assert [(tmp_path / f"{number:03}.ask.md").read_text() for number in (1, 2)] == [
+        f"=== system\n\nyou\n\n=== user\n\n{text}\n" for text in ("one", "two")
+    ]

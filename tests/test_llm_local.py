@@ -141,6 +141,15 @@ def test_files_of_gguf_are_told_what_reads_them(tmp_path, monkeypatch) -> None:
         open_model(f"hf:{tmp_path}", SETTINGS)
 
 
+@pytest.mark.parametrize("length", [0, 4, 72])
+def test_a_gguf_file_that_is_damaged_is_one_clear_line(tmp_path, length) -> None:
+    pytest.importorskip("gguf")
+    (tmp_path / "a.gguf").write_bytes((b"GGUF\3\0\0\0" + b"\0" * 64)[:length])
+    for name in (tmp_path, tmp_path / "a.gguf"):
+        with pytest.raises(UserError, match="cannot load the model"):
+            open_model(f"hf:{name}", SETTINGS)
+
+
 def test_thoughts_that_the_template_opens_are_no_answer(own) -> None:
     template = own / "chat_template.jinja"
     template.write_text(template.read_text() + "{% if add_generation_prompt %}assistant:\n<think>\n{% endif %}")

@@ -1,5 +1,6 @@
 """What a model is shown: every part reaches it, templates can be changed, others' words stay within their fences."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from cuda_l2.llm._base import open_model
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine.cpu import ceilings
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose import _prompt
@@ -22,7 +24,7 @@ from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Parts, Templates, copy_templates, feedback
 from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import excerpts
-from cuda_l2.records import Build, BuildStatus, Candidate, Element, Gemm, Trial, Verdict, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, Element, Gemm, Interval, Trial, Verdict, VerdictStatus
 from cuda_l2.retrieve.index import Piece
 from cuda_l2.retrieve.sources import USER
 from cuda_l2.system.errors import UserError
@@ -102,6 +104,27 @@ def test_every_part_reaches_the_model(name, tmp_path) -> None:
         r"\{[a-z_]+\}", re.sub(r"```.*?```", "", text.replace(contract_text(name, GEMM), ""), flags=re.S)
     )
     assert "Linux" not in text  # facts that no kernel depends on stay here
+
+
+def test_a_speedup_with_a_wide_interval_has_it_beside_it() -> None:
+    exact = trial("/* a */", 1.25)
+    assert exact.timing
+    unsure = replace(exact, timing=replace(exact.timing, speedup=Interval(6.239, 3.558, 8.459)))
+    said = "6.239 times as fast as the strongest library (95 %: 3.56 to 8.46)"
+    for words in (_prompt.describe_exemplar(unsure), _prompt.describe_standing(unsure, TARGETS["cpu"])):
+        assert said in words
+    for words in (_prompt.describe_exemplar(exact), _prompt.describe_standing(exact, TARGETS["cpu"])):
+        assert "1.250 times as fast as the strongest library" in words and "95 %" not in words
+
+
+def test_a_peak_that_was_measured_beside_other_work_is_said_to_be_unsure(own_cache) -> None:
+    target = TARGETS["cpu"]
+    place = ceilings.place(target.cores, target.machine)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for quiet in (True, False):
+        place.write_text(json.dumps({"gflops": 100.0, "gbytes_per_s": 10.0, "quiet": quiet}))
+        said = _prompt.describe_machine(target, GEMM)
+        assert ("other work ran meanwhile: they may be higher" in said) is not quiet
 
 
 def test_sections_without_content_are_left_out(tmp_path) -> None:
@@ -213,4 +236,5 @@ def test_the_contract_is_the_documents_own() -> None:
     document = (Path(__file__).parents[1] / "docs" / "contract.md").read_text()
     for name in ("cpu", "cuda"):
         assert contract_text(name, GEMM, full=True)[:2000] in document
+    assert "cuda_l2/" not in contract_text("cpu", GEMM)  # files of the repository, which a model cannot read
     assert "CUtensorMap" not in contract_text("cpu", GEMM) and "parallel_for" not in contract_text("cuda", GEMM)

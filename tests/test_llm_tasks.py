@@ -20,11 +20,13 @@ from cuda_l2.commands.exchanges import command as list_exchanges
 from cuda_l2.contract.text import contract_text
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cuda.target import compile_only
+from cuda_l2.propose._prompt import feedback
 from cuda_l2.propose._references import query
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
 from cuda_l2.tasks import describe
 from cuda_l2.tasks._base import definitions
 from cuda_l2.tasks.reference_text import reference_text
+from cuda_l2.tasks.values import Distribution
 from cuda_l2.tasks.words import tolerance_words
 
 SOFTMAX = "softmax:rows=8,columns=64"
@@ -131,6 +133,12 @@ def test_the_tolerance_is_told_in_figures_and_of_integers_in_words() -> None:
     assert "whole numbers from 0 to 9" in describe(operation("cross_entropy:rows=4,classes=10"))
 
 
+def test_all_values_that_are_checked_are_told() -> None:
+    said = describe(operation(SOFTMAX))
+    for distribution in Distribution:
+        assert distribution is Distribution.NORMAL or distribution.words in said
+
+
 def test_what_is_looked_up_comes_from_the_instruction() -> None:
     for name, target in TARGETS.items():
         words = query(operation("residual_rms_norm:float16"), target, [])
@@ -148,6 +156,15 @@ def test_the_example_of_the_cpus_contract_is_right(judge) -> None:
     (source,) = examples(contract_text("cpu", task))
     trial = judge(source, str(task))
     assert trial.status == "measured", trial.reason
+
+
+def test_feedback_says_which_values_a_kernel_is_wrong_on(judge) -> None:
+    task = operation("sum_rows:rows=5,columns=33")
+    (source,) = examples(contract_text("cpu", task))
+    added = "call->x[index * call->columns + j]"
+    assert added in source
+    trial = judge(source.replace(added, f"({added} > 6 ? 6 : {added})"), str(task))
+    assert "on offset values: of mean 8 and deviation 1" in feedback(trial)
 
 
 def test_the_example_of_the_gpus_contract_builds_and_has_a_plan() -> None:

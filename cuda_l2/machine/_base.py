@@ -37,6 +37,10 @@ class Target(ABC):
     def ceilings(self) -> tuple[float, float]:
         """Measured peak in `unit` and memory GB/s."""
 
+    def ceilings_doubt(self) -> str:
+        """Why the ceilings may be higher than measured; empty where nothing suggests it."""
+        return ""
+
     @abstractmethod
     def bound_us(self, task: Task) -> float:
         """The roofline bound in microseconds: the larger of FLOP over peak and bytes over bandwidth."""

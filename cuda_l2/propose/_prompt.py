@@ -22,6 +22,8 @@ from cuda_l2.system.text import fenced
 PACKAGED = Path(__file__).with_name("prompts")
 IRRELEVANT = ("sandbox", "system", "python")
 """Facts of a machine that no kernel depends on."""
+WIDE = 0.05
+"""Half the width of a speedup's interval, relative to the speedup, from which on a prompt gives the interval."""
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -167,10 +169,11 @@ def describe_machine(target: Target, task: Task) -> str:
     """Target facts and the roofline bound of the task."""
     unit, _ = target.unit
     peak, gbytes = target.ceilings()
+    doubt = target.ceilings_doubt()
     lines = [f"- {name}: {value}" for name, value in target.environment().items() if name not in IRRELEVANT]
     lines.append(
         f"- roofline bound of this task: {target.bound_us(task):.2f} us, from the measured peak of {peak:.0f} {unit}"
-        f" and {gbytes:.0f} GB/s of memory"
+        f" and {gbytes:.0f} GB/s of memory{f' ({doubt})' if doubt else ''}"
     )
     return "\n".join(lines)
 
@@ -183,7 +186,7 @@ def describe_standing(best: Trial | None, target: Target) -> str:
     latency = timing.candidate.latency_us.estimate
     baselines = ", ".join(f"{arm.name} {arm.latency_us.estimate:.2f} us" for arm in timing.baselines)
     return (
-        f"The best kernel so far takes {latency:.2f} us, {best.speedup:.3f} times as fast as the strongest library;"
+        f"The best kernel so far takes {latency:.2f} us, {_speed_words(best)};"
         f" {target.bound_us(best.task) / latency:.0%} of the roofline bound. Libraries: {baselines}."
     )
 
@@ -192,8 +195,16 @@ def describe_exemplar(trial: Trial) -> str:
     """A scored kernel with its code."""
     assert trial.timing is not None and trial.timing.candidate is not None
     latency = trial.timing.candidate.latency_us.estimate
-    head = f"Score {trial.reward:.3f}: {latency:.2f} us, {trial.speedup:.3f} times as fast as the strongest library."
+    head = f"Score {trial.reward:.3f}: {latency:.2f} us, {_speed_words(trial)}."
     return f"{head}\n\n{fenced(trial.candidate.source, _language(trial), len(trial.candidate.source))}"
+
+
+def _speed_words(trial: Trial) -> str:
+    """The speedup, with its 95 % interval where that is wide: a score alone would look sure."""
+    assert trial.timing is not None and trial.timing.speedup is not None
+    found = trial.timing.speedup
+    wide = f" (95 %: {found.low:.2f} to {found.high:.2f})" if found.relative_halfwidth > WIDE else ""
+    return f"{trial.speedup:.3f} times as fast as the strongest library{wide}"
 
 
 def feedback(trial: Trial) -> str:

@@ -16,6 +16,7 @@ from cuda_l2.tasks.cases import CACHE_BYTES, Cases, OwnCases
 from cuda_l2.tasks.optional import is_foreign, load_kernelbench
 from cuda_l2.tasks.products import CpuReferences, CudaReferences, ProductCases
 from cuda_l2.tasks.reference_text import reference_text
+from cuda_l2.tasks.values import Distribution
 from cuda_l2.tasks.words import product_words, sizes_words, tensor_lines, tolerance_words
 
 HOST_COPIES = 40
@@ -112,6 +113,7 @@ class OperationKind(Kind):
     def describe(self, task: Operation) -> str:
         text = self.text(task)
         work = f"{task.flops:,} floating-point operations, " if task.flops else ""
+        others = ", ".join(each.words for each in Distribution if each is not Distribution.NORMAL)
         return "\n\n".join(
             (
                 f"{task}: {self.what}",
@@ -120,9 +122,10 @@ class OperationKind(Kind):
                 f"{self.sizes_words(task)}. {work}{task.bytes:,} bytes that must move. The kernel is timed at"
                 " these sizes alone. A contract that names its dimensions must be right at every size that it takes;"
                 " one with numbers in their place serves these sizes alone.",
-                f"Tolerance: about PyTorch's own error in this type. Allowed {self.tolerance_words(task)}. Large,"
-                " small, sparse, constant, all positive and all negative inputs are checked as well; infinities and NaN"
-                " come out as PyTorch has them; sums in less precision than fp32 fail.",
+                f"Tolerance: about PyTorch's own error in this type. Allowed {self.tolerance_words(task)}."
+                f" Checked as well, against PyTorch's own error on them: numbers {others}. On these a long sum in one"
+                " chain, or a rounded mean that is subtracted, can be too inexact. Infinities and NaN come out as"
+                " PyTorch has them; sums in less precision than fp32 fail.",
             )
         )
 

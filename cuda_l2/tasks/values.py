@@ -37,6 +37,23 @@ class Distribution(enum.StrEnum):
     SPARSE = "sparse"  # one in ten is not zero
     CONSTANT = "constant"  # one number everywhere; integers collide
 
+    @property
+    def words(self) -> str:
+        """The distribution in words, for the author of a kernel."""
+        return _DISTRIBUTIONS[self]
+
+
+_DISTRIBUTIONS = {
+    Distribution.NORMAL: "of mean 0 and deviation 1",
+    Distribution.UNIFORM: "from -1 to 0",
+    Distribution.OFFSET: "of mean 8 and deviation 1",
+    Distribution.WIDE: "of deviation 8",
+    Distribution.LARGE: "of deviation 100",
+    Distribution.SMALL: "of deviation 0.001",
+    Distribution.SPARSE: "nine in ten of them 0",
+    Distribution.CONSTANT: "all the same",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Values:

@@ -11,7 +11,7 @@ class Distributions(Check):
     def run(self, session: Session) -> None:
         for distribution in session.cases.distributions:
             case = session.cases.drawn("values", distribution)
-            require_right(case, session.launch(case), f"on {distribution} values")
+            require_right(case, session.launch(case), f"on {distribution} values: {distribution.words}")
 
 
 CHECK = Distributions()

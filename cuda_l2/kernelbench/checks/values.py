@@ -14,7 +14,7 @@ class OtherValues(ModuleCheck):
         for index, (distribution, case) in enumerate((values, case) for values, case in found if case):
             if not index:
                 session.make(case)
-            require_right(case, session.launch(case)[0], f"on {distribution} values")
+            require_right(case, session.launch(case)[0], f"on {distribution} values: {distribution.words}")
 
 
 CHECK = OtherValues()

@@ -60,6 +60,12 @@ def place(threads: int, machine: str) -> Path:
     return paths.cache_dir() / "ceilings" / f"{hashlib.sha256(f'{threads} {machine}'.encode()).hexdigest()[:16]}.json"
 
 
+def undisturbed(threads: int, machine: str) -> bool:
+    """Whether what is kept comes from a quiet moment, or nothing is kept."""
+    found = _read(place(threads, machine))
+    return found is None or found.quiet
+
+
 def again(threads: int, machine: str) -> None:
     """Have a machine's ceilings measured again; what is kept still counts where it is larger."""
     path = place(threads, machine)

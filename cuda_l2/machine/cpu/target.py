@@ -66,6 +66,9 @@ class CpuTarget(Target):
         """Measured GFLOP/s of fp32 multiply-adds and GB/s of memory reads, on all cores."""
         return _ceilings(self.cores, self.machine)
 
+    def ceilings_doubt(self) -> str:
+        return "" if ceilings.undisturbed(self.cores, self.machine) else "other work ran meanwhile: they may be higher"
+
     def bound_us(self, task: Task) -> float:
         gflops, gbytes = self.ceilings()
         return max(task.flops / gflops, task.bytes / gbytes) * 1e-3
