@@ -1,7 +1,5 @@
 """cuda-l2 record: measure many schedules of many tasks into one file, on which searches replay without the machine."""
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,15 +94,8 @@ def _by_workers(settings: RecordSettings) -> list[Path]:
 
     if settings.part != RecordSettings.part:
         raise UserError("--workers gives each GPU its part: leave --part out")
-    found, out, commands = workers.gpus(settings.workers), settings.out, {}
-    places = [out.with_name(f"{out.stem}.gpu-{gpu}{out.suffix}") for gpu in found]
-    for number, (gpu, place) in enumerate(zip(found, places, strict=True), 1):
-        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place)}
-        commands[gpu] = workers.own_arguments(sys.argv[1:], own)
-        if out.exists() and not place.exists():
-            shutil.copyfile(out, place)  # so that nothing is measured twice
-    workers.share(commands, tell)
-    there = [place for place in places if place.exists()]
+    out = settings.out
+    there = workers.parts(settings.workers, out, "", tell)
     if there:
         _join([*there, *([out] if out.exists() else [])], out)
     return there

@@ -10,9 +10,12 @@ have ended is measured by the command itself.
 
 import os
 import selectors
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
 
 from cuda_l2.rigs.elsewhere import CLI, visible_gpus
 from cuda_l2.system import process_tree
@@ -38,6 +41,32 @@ def gpus(asked: str) -> list[str]:
     return found[:count]
 
 
+def parts(
+    asked: str,
+    out: Path,
+    results: str,
+    say: Callable[[str], None],
+    changed: Callable[[int], Mapping[str, str]] = lambda count: {},
+    ended: Container[int] = (0,),
+) -> list[Path]:
+    """Have every GPU do its part of this command into an output of its own; the files of results that are there.
+
+    out: the command's folder, in which a run goes on from the file `results`; or that file itself where this is empty.
+    changed: further options of the parts, by the number of these. ended: statuses of a part that is done.
+    """
+    found, commands = gpus(asked), {}
+    for number, gpu in enumerate(found, 1):
+        place = out / f"gpu-{gpu}" if results else out.with_name(f"{out.stem}.gpu-{gpu}{out.suffix}")
+        if (out / results).exists() and not (place / results).exists():  # so that nothing is measured twice
+            (place / results).parent.mkdir(exist_ok=True)
+            shutil.copyfile(out / results, place / results)
+        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place), **changed(len(found))}
+        commands[gpu] = own_arguments(sys.argv[1:], own)
+    share(commands, say, ended=ended)
+    there = out.glob(f"gpu-*/{results}") if results else out.parent.glob(f"{out.stem}.gpu-*{out.suffix}")
+    return sorted(path for path in there if path.suffix != ".lines")  # a recording's journal
+
+
 def own_arguments(arguments: Sequence[str], changed: Mapping[str, str]) -> list[str]:
     """A command line with some options' values in place of those it has; an empty value leaves the option out."""
     kept, words = list[str](), iter(arguments)
@@ -50,10 +79,16 @@ def own_arguments(arguments: Sequence[str], changed: Mapping[str, str]) -> list[
     return kept + [word for name, value in changed.items() if value for word in (name, value)]
 
 
-def share(commands: Mapping[str, Sequence[str]], say: Callable[[str], None], program: Sequence[str] = CLI) -> None:
+def share(
+    commands: Mapping[str, Sequence[str]],
+    say: Callable[[str], None],
+    program: Sequence[str] = CLI,
+    ended: Container[int] = (0,),
+) -> None:
     """Run a command line on each GPU until all have ended, and say line by line what they say.
 
-    KeyboardInterrupt once all have ended, where one was interrupted. One that ends with an error is not started again.
+    KeyboardInterrupt once all have ended, where one was interrupted. One that ends with an error is not started again;
+    ended: statuses that are none.
     """
     interrupted = False
     with selectors.DefaultSelector() as streams:
@@ -78,7 +113,7 @@ def share(commands: Mapping[str, Sequence[str]], say: Callable[[str], None], pro
                     say(f"GPU {worker.gpu}: ended by signal {-status}; started again")
                     worker.start()
                     streams.register(worker.errors, selectors.EVENT_READ, worker)
-                elif status and not interrupted:
+                elif status not in ended and not interrupted:
                     say(f"GPU {worker.gpu}: ended with status {status}; what it has not measured is measured after")
     if interrupted:
         raise KeyboardInterrupt
