@@ -92,6 +92,19 @@ class PostgresServer:
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait()
 
+    def cpu_s(self) -> float:
+        """Processor time of the server's processes so far, those that have ended included, in seconds."""
+        assert self._process is not None
+        ticks, pid = 0, str(self._process.pid)
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                fields = stat.read_text().rpartition(")")[2].split()
+                if stat.parent.name == pid:
+                    ticks += sum(map(int, fields[11:15]))
+                elif fields[1] == pid:
+                    ticks += sum(map(int, fields[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def _answers(self) -> bool:
         words = [self._programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(words, check=False).returncode == 0
