@@ -112,11 +112,11 @@ class Search:
     def _work(self, dies: bool, begin: Any) -> None:
         with Archive(self.settings.url) as archive:
             begin.wait()
-            with self._lock:
-                self.counts.cpu_s = self.counts.cpu_s or -time.process_time()
             self._ends = time.monotonic() + self.settings.seconds
             half = self._ends - self.settings.seconds / 2
-            self.counts.alive_s += self.settings.seconds
+            with self._lock:
+                self.counts.cpu_s = self.counts.cpu_s or -time.process_time()
+                self.counts.alive_s += self.settings.seconds
             while time.monotonic() < self._ends:
                 candidate = self._take()
                 lease = {"lease_s": self.settings.lease_s}
@@ -129,7 +129,8 @@ class Search:
                     continue
                 if dies and time.monotonic() > half:  # its connection ends, its claim does not
                     self._died[candidate.id] = time.monotonic()
-                    self.counts.alive_s -= self._ends - time.monotonic()
+                    with self._lock:
+                        self.counts.alive_s -= self._ends - time.monotonic()
                     self._put_back(candidate)
                     return
                 self._judge(archive, candidate)
