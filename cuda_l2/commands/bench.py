@@ -272,13 +272,13 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
 
 def _by_workers(settings: BenchSettings, out: Path) -> list[Path]:
     """Have every GPU measure its part of a grid; the folders that have results."""
-    from cuda_l2.runs import workers
+    from cuda_l2.runs import parts
 
     if settings.part != BenchSettings.part or settings.also or settings.fresh:
         raise UserError(
             "--workers gives each GPU its part, and goes on from what is there: leave --part, --also and --fresh out"
         )
-    return [path.parent for path in workers.parts(settings.workers, out, RESULTS, tell)]
+    return [path.parent for path in parts.share(settings.workers, out, RESULTS, tell)]
 
 
 def _kernels(settings: BenchSettings, budget_s: float) -> str:

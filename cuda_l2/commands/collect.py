@@ -125,7 +125,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
 
 def _by_workers(settings: CollectSettings) -> list[Path]:
     """Have every GPU collect for its part of the tasks; the files of their tries."""
-    from cuda_l2.runs import workers
+    from cuda_l2.runs import parts
     from cuda_l2.runs.collect import TRIES, Collection
 
     if settings.part != CollectSettings.part:
@@ -133,7 +133,7 @@ def _by_workers(settings: CollectSettings) -> list[Path]:
     if (settings.model.tokens, settings.model.money, settings.model.model_seconds) != (None, None, None):
         raise UserError("with --workers each process would spend the whole budget of a model: limit --tries instead")
     Collection(settings.out).close()  # an error where the folder is another's
-    return workers.parts(settings.workers, settings.out, TRIES, tell)
+    return parts.share(settings.workers, settings.out, TRIES, tell)
 
 
 def _making(policy: "Policy", seed: int) -> "Make":

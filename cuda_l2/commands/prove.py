@@ -94,14 +94,14 @@ def command(
 def _by_workers(asked: str, out: Path, target: "CudaTarget", jobs: int | None) -> list[Path]:
     """Have every GPU prove its part of the kernels; the files of their verdicts. The GPUs share the machine's cores."""
     from cuda_l2.library.proof import PROOF
-    from cuda_l2.runs import workers
+    from cuda_l2.runs import parts
     from cuda_l2.runs.prover import CORES_A_WORKER
 
     def changed(count: int) -> dict[str, str]:
         return {"--jobs": str(jobs or max(1, target.cores // CORES_A_WORKER // count))}
 
     # one that found a fault ends with 1, and is done
-    return workers.parts(asked, out, PROOF, tell, changed, ended=(0, 1))
+    return parts.share(asked, out, PROOF, tell, changed, ended=(0, 1))
 
 
 def _prove(tasks: "list[ProofTask]", proofs: "ProofFile", target: "CudaTarget", jobs: int | None) -> bool:

@@ -90,12 +90,12 @@ def _wanted(texts: list[str], settings: RecordSettings) -> list[Task]:
 
 def _by_workers(settings: RecordSettings) -> list[Path]:
     """Have every GPU record its part, and join the parts; their files, which the world makes superfluous."""
-    from cuda_l2.runs import workers
+    from cuda_l2.runs import parts
 
     if settings.part != RecordSettings.part:
         raise UserError("--workers gives each GPU its part: leave --part out")
     out = settings.out
-    there = workers.parts(settings.workers, out, "", tell)
+    there = parts.share(settings.workers, out, "", tell)
     if there:
         _join([*there, *([out] if out.exists() else [])], out)
     return there

@@ -1,21 +1,10 @@
-"""A command on several GPUs: a process for each, which measures one part of the items into an output of its own.
-
-    cuda-l2 COMMAND --workers auto --out OUT
-      cuda-l2 COMMAND --part 1/2 --out OUT's gpu-0     CUDA_VISIBLE_DEVICES=0
-      cuda-l2 COMMAND --part 2/2 --out OUT's gpu-1     CUDA_VISIBLE_DEVICES=1
-
-What a process has measured stays when it dies; it is started again, and goes on from there. What is missing when all
-have ended is measured by the command itself.
-"""
+"""A process for each GPU of this machine, started again when a signal has ended it."""
 
 import os
 import selectors
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Container, Mapping, Sequence
-from pathlib import Path
 
 from cuda_l2.rigs.elsewhere import CLI, visible_gpus
 from cuda_l2.system import process_tree
@@ -39,32 +28,6 @@ def gpus(asked: str) -> list[str]:
             f"--workers {asked}: there are {len(found)} GPUs to work on; `cuda-l2 doctor` says what is missing"
         )
     return found[:count]
-
-
-def parts(
-    asked: str,
-    out: Path,
-    results: str,
-    say: Callable[[str], None],
-    changed: Callable[[int], Mapping[str, str]] = lambda count: {},
-    ended: Container[int] = (0,),
-) -> list[Path]:
-    """Have every GPU do its part of this command into an output of its own; the files of results that are there.
-
-    out: the command's folder, in which a run goes on from the file `results`; or that file itself where this is empty.
-    changed: further options of the parts, by the number of these. ended: statuses of a part that is done.
-    """
-    found, commands = gpus(asked), {}
-    for number, gpu in enumerate(found, 1):
-        place = out / f"gpu-{gpu}" if results else out.with_name(f"{out.stem}.gpu-{gpu}{out.suffix}")
-        if (out / results).exists() and not (place / results).exists():  # so that nothing is measured twice
-            (place / results).parent.mkdir(exist_ok=True)
-            shutil.copyfile(out / results, place / results)
-        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place), **changed(len(found))}
-        commands[gpu] = own_arguments(sys.argv[1:], own)
-    share(commands, say, ended=ended)
-    there = out.glob(f"gpu-*/{results}") if results else out.parent.glob(f"{out.stem}.gpu-*{out.suffix}")
-    return sorted(path for path in there if path.suffix != ".lines")  # a recording's journal
 
 
 def own_arguments(arguments: Sequence[str], changed: Mapping[str, str]) -> list[str]:
@@ -92,7 +55,7 @@ def share(
     """
     interrupted = False
     with selectors.DefaultSelector() as streams:
-        all_workers = [_Worker(gpu, [*program, *arguments]) for gpu, arguments in commands.items()]
+        all_workers = [Worker(gpu, [*program, *arguments], f"GPU {gpu}: ") for gpu, arguments in commands.items()]
         for worker in all_workers:
             streams.register(worker.errors, selectors.EVENT_READ, worker)
         while streams.get_map():
@@ -107,30 +70,26 @@ def share(
                 if worker.read(say):
                     continue
                 streams.unregister(worker.errors)
-                status = worker.end()
-                interrupted = interrupted or status in (INTERRUPTED, -signal.SIGINT)
-                if status < 0 and not interrupted and worker.tries < TRIES:
-                    say(f"GPU {worker.gpu}: ended by signal {-status}; started again")
-                    worker.start()
+                if not worker.end(say, ended):
                     streams.register(worker.errors, selectors.EVENT_READ, worker)
-                elif status not in ended and not interrupted:
-                    say(f"GPU {worker.gpu}: ended with status {status}; what it has not measured is measured after")
+                interrupted = interrupted or worker.interrupted
     if interrupted:
         raise KeyboardInterrupt
 
 
-class _Worker:
-    """The process of one GPU."""
+class Worker:
+    """The process of one GPU. label: begins the lines that it says."""
 
-    def __init__(self, gpu: str, command: Sequence[str]) -> None:
-        self.gpu, self.tries, self._command, self._said = gpu, 0, command, b""
-        self.start()
+    def __init__(self, gpu: str, command: Sequence[str], label: str = "") -> None:
+        self.interrupted, self._tries = False, 0
+        self._gpu, self._command, self._label, self._said = gpu, command, label, b""
+        self._start()
 
-    def start(self) -> None:
-        self.tries += 1
+    def _start(self) -> None:
+        self._tries += 1
         self._process = subprocess.Popen(
             self._command,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": self.gpu},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": self._gpu},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # its tables: those of all are printed at the end
             stderr=subprocess.PIPE,
@@ -149,15 +108,24 @@ class _Worker:
         came = os.read(self.errors, 1 << 16)
         *lines, self._said = (self._said + (came or b"\n")).split(b"\n")
         for line in filter(None, lines):
-            say(f"GPU {self.gpu}: {line.decode(errors='replace').strip().removeprefix('cuda-l2: ')}")
+            say(f"{self._label}{line.decode(errors='replace').strip().removeprefix('cuda-l2: ')}")
         return bool(came)
 
     def interrupt(self) -> None:
         """As by Ctrl-C: it keeps what it has measured, and ends."""
+        self.interrupted = True
         self._process.send_signal(signal.SIGINT)
 
-    def end(self) -> int:
-        """The exit status, negative for a signal."""
+    def end(self, say: Callable[[str], None], ended: Container[int]) -> bool:
+        """At the stream's end: False where a signal had ended the process, and it was started again."""
         assert self._process.stderr
         self._process.stderr.close()
-        return self._process.wait()
+        status = self._process.wait()
+        self.interrupted = self.interrupted or status in (INTERRUPTED, -signal.SIGINT)
+        if status < 0 and not self.interrupted and self._tries < TRIES:
+            say(f"{self._label}ended by signal {-status}; started again")
+            self._start()
+            return False
+        if status not in ended and not self.interrupted:
+            say(f"{self._label}ended with status {status}; what it has not measured is measured after")
+        return True

@@ -28,7 +28,7 @@ def from_json(kind: type[T], text: str) -> T:
 
 
 def _stored(value: Any) -> Any:
-    kind = type(value)
+    kind: Any = type(value)
     if kind in (str, float, int, bool, type(None)):  # most values
         return value
     if isinstance(value, dict):
