@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from cuda_l2.runs import on_ray
 from cuda_l2.system.errors import UserError
@@ -59,6 +60,15 @@ def test_a_cluster_is_not_used_without_tokens(no_token: None) -> None:
     assert len(str(raised.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1", "127.0.0.1:ten"])
+def test_a_cluster_that_cannot_be_reached_is_one_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'cuda-l2[ray]'")
+    monkeypatch.setenv(on_ray.MODE, "token")
+    with pytest.raises(UserError, match="cannot be reached") as raised, on_ray.cluster(f"ray://{address}"):
+        pass
+    assert len(str(raised.value).splitlines()) == 1
+
+
 def test_without_ray_a_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setenv(on_ray.MODE, "token")
@@ -71,6 +81,48 @@ def test_what_names_a_cluster(asked: str, found: bool) -> None:
     assert on_ray.is_ray(asked) is found
 
 
+def part(tmp_path: Path, program: str, there: dict[str, bytes] | None = None) -> on_ray.Part:
+    arguments = ["--out", str(tmp_path / "elsewhere" / "data")]
+    return on_ray.Part(arguments, (sys.executable, "-c", program), (0,), "data", there or {})
+
+
+def test_a_part_sees_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(on_ray.TOKEN, "hush-hush")
+    running = part(tmp_path, "import os, sys; print(sorted(os.environ.values()), file=sys.stderr)")
+    while not (said := running.step(0.05))[0]:
+        pass
+    assert "hush" not in str(said)
+
+
+def test_a_part_goes_on_from_what_is_there_and_sends_what_changed(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[-1])
+print((out / "old").read_text(), file=sys.stderr)
+(out / "new").write_text("new")
+(out / ".partial").write_text("not yet whole")
+"""
+    running = part(tmp_path, program, {"data/old": b"kept"})
+    lines, files = list[str](), dict[str, bytes]()
+    over = False
+    while not over:
+        said, gained, interrupted, over = running.step(0.05)
+        lines += said
+        files |= gained
+    assert (lines, files, interrupted) == (["kept"], {"data/new": b"new"}, False)
+
+
+def test_an_interrupted_part_ends_as_by_an_interrupt(tmp_path: Path) -> None:
+    running = part(tmp_path, "import sys, time; print('on', file=sys.stderr, flush=True); time.sleep(600)")
+    while not running.step(0.05)[0]:
+        pass
+    running.interrupt()
+    over = False
+    while not over:
+        *_, interrupted, over = running.step(0.05)
+    assert interrupted
+
+
 def test_an_actor_that_is_killed_costs_what_it_had_not_sent(tmp_path: Path) -> None:
     """A real Ray on the loopback address; its other part ends with an error, and is not started again."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'cuda-l2[ray]'")
@@ -80,6 +132,7 @@ def test_an_actor_that_is_killed_costs_what_it_had_not_sent(tmp_path: Path) -> N
     killed = (tmp_path / "gpu-ray-0" / "results.jsonl").read_text().split()
     assert [line.rpartition("-")[0] for line in killed] == [f"killed-{number}" for number in range(4)]
     assert killed[0].split("-")[2] == killed[1].split("-")[2] != killed[2].split("-")[2]  # another process went on
+    wait_until(lambda: not Path("/proc", killed[0].split("-")[2]).exists())  # it ended with its actor
     assert len((tmp_path / "gpu-ray-1" / "results.jsonl").read_text().split()) == 4
     assert sorted(found["said"]) == [
         "ray-0: goes on after 0",

@@ -43,7 +43,9 @@ def test_workers_are_visible_gpus(asked, present, found, monkeypatch) -> None:
     assert workers.gpus(asked) == found
 
 
-@pytest.mark.parametrize(("asked", "says"), [("3", "there are 2 GPUs"), ("0", "auto or a number"), ("ray", "auto or")])
+@pytest.mark.parametrize(
+    ("asked", "says"), [("3", "there are 2 GPUs"), ("0", "auto, a number"), ("rays", "auto, a number")]
+)
 def test_workers_that_there_cannot_be_are_one_line(asked, says, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(UserError, match=says):

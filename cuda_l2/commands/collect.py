@@ -46,7 +46,8 @@ class CollectSettings(Limits):
     part: str = "1/1"
     """Collect only for this part of the tasks, as in 1/2."""
     workers: str = ""
-    """Several GPUs of this machine, a process each: auto for all that are visible, or how many."""
+    """Several GPUs, a process each: auto for all of this machine, or how many; ray://HOST:PORT for those of a Ray
+    cluster, ray for one that is started here (docs/scale.md)."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
     """Prompts show no exemplars here: what is kept is to be the model's own. Budgets hold for each model."""
     review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()

@@ -45,7 +45,8 @@ def command(
     part_
         Prove only this part of the kernels, as in 1/2.
     workers
-        Several GPUs of this machine, a process each: auto for all that are visible, or how many.
+        Several GPUs, a process each: auto for all of this machine, or how many; ray://HOST:PORT for those of a Ray
+        cluster, ray for one that is started here (docs/scale.md).
     """
     from cuda_l2.library.proof import PROOF
     from cuda_l2.library.table import read_table

@@ -27,7 +27,8 @@ class RecordSettings:
     part: str = "1/1"
     """Measure only this part of the tasks, as in 1/2: for several GPUs, each with a file and CUDA_VISIBLE_DEVICES."""
     workers: str = ""
-    """Several GPUs of this machine, a process each: auto for all that are visible, or how many."""
+    """Several GPUs, a process each: auto for all of this machine, or how many; ray://HOST:PORT for those of a Ray
+    cluster, ray for one that is started here (docs/scale.md)."""
     join: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = ()
     """Worlds of one machine, as of its parts, to write as one; nothing is measured."""
     target: str = "auto"

@@ -11,8 +11,10 @@ import contextlib
 import os
 import secrets
 import select
+import socket
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +27,7 @@ from cuda_l2.system.files import imported, write_bytes
 LOCAL, REMOTE = "ray", "ray://"
 STEP_S = 2.0
 """How long an actor collects what it sends together."""
+REACH_S = 10.0
 MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 OWN = {MODE: "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment of a Ray that is started here. The last has it listen on the loopback address alone."""
@@ -43,18 +46,24 @@ def cluster(asked: str) -> Iterator[list[str]]:
     UserError where Ray is missing, cannot be reached, refuses the token or asks for none.
     """
     if asked == LOCAL:
-        os.environ.update(OWN)
-        os.environ.setdefault(TOKEN, secrets.token_hex(32))
+        os.environ.update({**OWN, TOKEN: secrets.token_hex(32)})
     elif os.environ.get(MODE) != "token":
         raise UserError(
             f"{asked}: whoever reaches a Ray cluster without tokens runs code on it: start it with {MODE}=token, and"
             f" set {MODE}=token and {TOKEN} or ~/.ray/auth_token here (docs/scale.md)"
         )
     ray = imported("ray", f"--workers {asked} needs", "ray")
-    own = {"address": "local", "include_dashboard": False} if asked == LOCAL else {"address": asked}
+    own = {"address": "local", "include_dashboard": False} if asked == LOCAL else {"address": _reached(asked)}
     try:
-        ray.init(**own, log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an error says the same
+            ray.init(**own, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+    except ConnectionError as error:
+        raise UserError(
+            f"{asked}: {_said(error)}; no Ray server answers there, or its token is not the one of {TOKEN} or"
+            " ~/.ray/auth_token here"
+        ) from None
+    except (RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
         raise UserError(f"{asked}: {_said(error)}") from None
     try:
         yield _slots(ray, asked)
@@ -194,6 +203,16 @@ def _slots(ray: Any, asked: str) -> list[str]:
         raise UserError(f"{asked}: this cluster asks for no token: start it with {MODE}=token (docs/scale.md)")
     has = ray.cluster_resources()
     return [f"ray-{number}" for number in range(int(has.get("GPU", 0)) or int(has.get("CPU", 0)))]
+
+
+def _reached(asked: str) -> str:
+    """The address, if something listens there; UserError else."""
+    host, _, port = asked.removeprefix(REMOTE).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{asked} cannot be reached: {error}; give it as ray://HOST:PORT, see docs/scale.md") from None
+    return asked
 
 
 def _said(error: BaseException) -> str:

@@ -13,6 +13,8 @@ from cuda_l2.system.errors import UserError
 TRIES = 3
 """A process that a signal ended so often is not started again."""
 INTERRUPTED = 130
+SECRETS = "RAY_AUTH"
+"""Beginning of variables that no part needs."""
 
 
 def gpus(asked: str) -> list[str]:
@@ -21,7 +23,7 @@ def gpus(asked: str) -> list[str]:
 
     found = visible_gpus(torch.cuda.device_count())
     if asked != "auto" and not (asked.isdecimal() and int(asked)):
-        raise UserError(f"--workers is auto or a number of GPUs, not {asked!r}")
+        raise UserError(f"--workers is auto, a number of GPUs, ray or ray://HOST:PORT, not {asked!r}")
     count = len(found) if asked == "auto" else int(asked)
     if not found or count > len(found):
         raise UserError(
@@ -77,6 +79,12 @@ def share(
         raise KeyboardInterrupt
 
 
+def _end_as_by_interrupt() -> None:
+    """In a child: end with its parent as by Ctrl-C, so that what was measured is kept."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's actors block it
+    process_tree.end_with_parent(signal.SIGINT)
+
+
 class Worker:
     """The process of one GPU. label: begins the lines that it says."""
 
@@ -89,13 +97,13 @@ class Worker:
         self._tries += 1
         self._process = subprocess.Popen(
             self._command,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": self._gpu},
+            env={name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+            | {"CUDA_VISIBLE_DEVICES": self._gpu},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # its tables: those of all are printed at the end
             stderr=subprocess.PIPE,
             process_group=0,  # Ctrl-C reaches it once, from here
-            # as by Ctrl-C, so that what was measured is kept; there is one thread
-            preexec_fn=lambda: process_tree.end_with_parent(signal.SIGINT),  # noqa: PLW1509
+            preexec_fn=_end_as_by_interrupt,  # noqa: PLW1509 - there is one thread, or Ray's, which hold no lock of ours
         )
 
     @property
