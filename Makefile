@@ -68,19 +68,13 @@ wheel: $(VENV)/.dev
 # CHOICES: the algorithms that cuBLASLt's tuning chose, of one kind of GPU, driver and library; another file for others.
 GPUS ?= 1
 CHOICES ?= results/h200/cublaslt.jsonl.gz
-TABLES := $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices $(CHOICES)
-define table
-	$(if $(filter-out 1,$(GPUS)),for i in $$(seq $(GPUS)); do \
-	  CUDA_VISIBLE_DEVICES=$$((i - 1)) $(TABLES) $(2) --part $$i/$(GPUS) --out $(1)$$([ $$i = 1 ] || echo -$$i) & \
-	done; wait)
-	$(TABLES) $(2) $(patsubst %,--also $(1)-%,$(shell seq 2 $(GPUS))) --out $(1)
-endef
+TABLES = $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices $(CHOICES) \
+  $(if $(filter-out 1,$(GPUS)),--workers $(GPUS))
 tables: $(VENV)/.run
-	$(call table,results/h200/grid-fp32,--protocols offline$(,)rotating)
-	$(call table,results/h200/grid-fp32-server,--protocols server)
-	$(call table,results/h200/grid-fp16,--accumulate fp16 --arms cuBLASLt-AutoTuning)
+	$(TABLES) --protocols offline,rotating --out results/h200/grid-fp32
+	$(TABLES) --protocols server --out results/h200/grid-fp32-server
+	$(TABLES) --accumulate fp16 --arms cuBLASLt-AutoTuning --out results/h200/grid-fp16
 
-, := ,
 clean:
 	rm -rf $(VENV) dist cuda_l2/library/deploy/pack cuda_l2/library/deploy/op-*.so .build-cache .pytest_cache .mypy_cache .ruff_cache
 

@@ -20,7 +20,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,7 @@ class Counts:
     recovered: list[float] = field(default_factory=list)  # from a worker's death to the trial of what it held
     lost: int = 0  # candidates of dead workers that nobody has judged
     tail_s: float = 0.0  # from the end of proposals to the last trial
+    cpu_s: float = 0.0  # processor time of the search, without that of its start
 
 
 class Search:
@@ -103,6 +104,7 @@ class Search:
             thread.start()
         for thread in threads:
             thread.join()
+        self.counts.cpu_s += time.process_time()
         self.counts.tail_s = max(0.0, time.monotonic() - self._ends)
         self.counts.lost = len(self._died)
         return self.counts
@@ -112,7 +114,9 @@ class Search:
             begin.wait()
             self._ends = time.monotonic() + self.settings.seconds
             half = self._ends - self.settings.seconds / 2
-            self.counts.alive_s += self.settings.seconds
+            with self._lock:
+                self.counts.cpu_s = self.counts.cpu_s or -time.process_time()
+                self.counts.alive_s += self.settings.seconds
             while time.monotonic() < self._ends:
                 candidate = self._take()
                 lease = {"lease_s": self.settings.lease_s}
@@ -125,7 +129,8 @@ class Search:
                     continue
                 if dies and time.monotonic() > half:  # its connection ends, its claim does not
                     self._died[candidate.id] = time.monotonic()
-                    self.counts.alive_s -= self._ends - time.monotonic()
+                    with self._lock:
+                        self.counts.alive_s -= self._ends - time.monotonic()
                     self._put_back(candidate)
                     return
                 self._judge(archive, candidate)
@@ -210,10 +215,10 @@ def _search(settings: Settings, number: int, count: int, begin: Any, results: An
     results.put(Search(settings, number).run(count, begin))
 
 
-def simulate(settings: Settings) -> list[Counts]:
-    """Run all searches, each in a process of its own."""
+def simulate(settings: Settings, on_begin: Callable[[], None] = lambda: None) -> list[Counts]:
+    """Run all searches, each in a process of its own. on_begin: called when all workers are connected."""
     processes = multiprocessing.get_context("spawn")
-    begin, results = processes.Barrier(settings.workers), processes.Queue()
+    begin, results = processes.Barrier(settings.workers + 1), processes.Queue()
     shares = [settings.workers // settings.searches] * settings.searches
     shares[0] += settings.workers - sum(shares)
     running = [
@@ -222,6 +227,8 @@ def simulate(settings: Settings) -> list[Counts]:
     ]
     for process in running:
         process.start()
+    begin.wait()
+    on_begin()
     found = [results.get() for _ in running]
     for process in running:
         process.join()
@@ -232,8 +239,10 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else math.nan
 
 
-def rows(settings: Settings, found: list[Counts], stored: int, distinct: int) -> Iterator[tuple[str, str]]:
-    """The table's lines."""
+def rows(
+    settings: Settings, found: list[Counts], stored: int, distinct: int, server_s: float = math.nan
+) -> Iterator[tuple[str, str]]:
+    """The table's lines. server_s: processor time of the server, without that of the start."""
     held = [seconds for counts in found for seconds in counts.held]
     busy_s = sum(counts.busy_s for counts in found)
     acknowledged = sum(counts.acknowledged for counts in found)
@@ -241,6 +250,8 @@ def rows(settings: Settings, found: list[Counts], stored: int, distinct: int) ->
     yield "workers, searches", f"{settings.workers}, {settings.searches}"
     yield "candidates a second", f"{acknowledged / settings.seconds:.1f}"
     yield "workers busy", f"{100 * busy_s / alive_s:.1f} %"
+    cpu_ms = [1e3 * each / max(1, acknowledged) for each in (sum(counts.cpu_s for counts in found), server_s)]
+    yield "processor time a candidate", f"{cpu_ms[0]:.2f} ms workers, {cpu_ms[1]:.2f} ms server"
     for name in ("find", "claim", "append"):
         calls = [1e3 * seconds for counts in found for seconds in counts.calls[name]]
         yield f"{name}, p50 and p99", f"{percentile(calls, 0.5):.1f} ms, {percentile(calls, 0.99):.1f} ms"
@@ -270,19 +281,27 @@ def main() -> None:
     given = parser.parse_args()
     times = recorded(given.recorded) if given.recorded else []
     with contextlib.ExitStack() as stack:
+        server, server_s = None, [math.nan, math.nan]
         if not given.archive:
             if missing():
                 parser.error(missing())
-            given.archive = stack.enter_context(PostgresServer(connections=given.workers + 20)).url()
+            server = stack.enter_context(PostgresServer(connections=given.workers + 20))
+            given.archive = server.url()
+
+        def clock(end: int) -> None:
+            if server:
+                server_s[end] = server.cpu_s()
+
         settings = Settings(
             *(given.archive, given.workers, given.searches, given.seconds, given.median, given.lease, given.dying),
             recorded_s=times,
         )
-        found = simulate(settings)
+        found = simulate(settings, lambda: clock(0))
+        clock(1)
         with open_database(place_of(given.archive), "read") as db:
             stored, distinct = db.read("trial count")[0][0], db.read("candidate count")[0][0]
     print(f"times: {f'{len(times)} of {given.recorded}' if times else f'drawn, median {given.median:g} s'}")
-    for name, value in rows(settings, found, stored, distinct):
+    for name, value in rows(settings, found, stored, distinct, server_s[1] - server_s[0]):
         print(f"{name:40} {value}")
 
 

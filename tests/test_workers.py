@@ -1,7 +1,10 @@
 """A command on several GPUs: parts, processes that die, one table in the end. Two of the CPU's processes stand in for GPUs."""
 
+import json
 import signal
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from command_line import run
@@ -9,7 +12,11 @@ from waiting import CLI
 
 from cuda_l2.commands.bench import BenchSettings
 from cuda_l2.commands.bench import _by_workers as by_workers
+from cuda_l2.commands.collect import CollectSettings
+from cuda_l2.commands.collect import command as collect
+from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.runs import workers
+from cuda_l2.runs.collect import TRIES, Collection
 from cuda_l2.system.errors import UserError
 
 GRID = "16x16x16,16x16x32,16x32x16"
@@ -36,7 +43,9 @@ def test_workers_are_visible_gpus(asked, present, found, monkeypatch) -> None:
     assert workers.gpus(asked) == found
 
 
-@pytest.mark.parametrize(("asked", "says"), [("3", "there are 2 GPUs"), ("0", "auto or a number"), ("ray", "auto or")])
+@pytest.mark.parametrize(
+    ("asked", "says"), [("3", "there are 2 GPUs"), ("0", "auto, a number"), ("rays", "auto, a number")]
+)
 def test_workers_that_there_cannot_be_are_one_line(asked, says, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(UserError, match=says):
@@ -74,7 +83,7 @@ def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path
     command = [*ARGUMENTS, "--workers", "auto", "--out", str(out)]
     shared = workers.share
     monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
-    monkeypatch.setattr(workers, "share", lambda commands, say: shared(commands, say, CLI))
+    monkeypatch.setattr(workers, "share", lambda commands, say, **named: shared(commands, say, CLI, **named))
     monkeypatch.setattr(sys, "argv", ["cuda-l2", *command])
     folders = by_workers(BenchSettings(workers="auto"), out)
     assert folders == [out / "gpu-0", out / "gpu-1"]
@@ -85,3 +94,66 @@ def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path
 def test_workers_take_no_part(tmp_path) -> None:
     done = run(*ARGUMENTS, "--workers", "auto", "--part", "1/2", "--out", str(tmp_path / "out"))
     assert done.returncode == 2 and "leave --part, --also and --fresh out" in done.stderr
+
+
+DIES = str(Path(__file__).with_name("dies_once.py"))
+SHAPES = ["16x16x16", "16x16x32", "16x32x16"]
+
+
+def collecting(out: Path, workers: str = "2", **settings) -> None:
+    limits = {"tries": 4, "keep": 4, "least_speedup": 1e6}
+    settings = {**limits, "archive": out.parent / "archive.db", "target": "cpu", "policy": ["random"], **settings}
+    collect(SHAPES, settings=CollectSettings(out=out, workers=workers, **settings))
+
+
+def test_a_worker_that_dies_while_it_collects_loses_no_try(tmp_path, monkeypatch, capsys) -> None:
+    """Each of two is killed once, right after its second try was stored."""
+    out, shared = tmp_path / "out", workers.share
+    arguments = ["collect", *SHAPES, "--policy", "random", "--target", "cpu", "--archive", str(tmp_path / "archive.db")]
+    arguments += ["--tries", "4", "--keep", "4", "--least-speedup", "1e6", "--workers", "2", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["cuda-l2", *arguments])
+    monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
+    told = tmp_path / "told"
+
+    def share(commands, say, **named) -> None:
+        shared(commands, say, (sys.executable, DIES, str(told), "2"), **named)
+
+    monkeypatch.setattr(workers, "share", share)
+    collecting(out)
+    tries = [json.loads(line) for line in (out / TRIES).read_text().splitlines()][1:]
+    assert Counter(line["task"] for line in tries) == dict.fromkeys(SHAPES, 4)
+    assert all(line in tries for line in map(json.loads, told.read_text().splitlines()) if "task" in line)
+    assert capsys.readouterr().err.count("ended by signal 9; started again") == 2
+    assert [path.name for path in out.iterdir()] == [TRIES]  # the parts' folders are gone
+
+
+def test_a_try_is_taken_over_once_and_a_kernel_is_kept_once(tmp_path) -> None:
+    tried = [{"task": "8x8x8", "kept": False, "try": 1}, {"task": "8x8x8", "kept": True, "digest": "d", "try": 2}]
+    with Collection(tmp_path / "there") as there:
+        for line in tried:
+            there.append(line)
+    with Collection(tmp_path / "again") as again:
+        again.append({**tried[1], "try": 1})
+    with Collection(tmp_path / "here") as here:
+        for folder in ("there", "there", "again"):
+            here.take_over(tmp_path / folder / TRIES)
+        assert here.lines == tried
+
+
+def test_workers_that_collect_take_no_part_and_no_budget_of_a_model(tmp_path) -> None:
+    with pytest.raises(UserError, match="leave --part out"):
+        collecting(tmp_path / "out", part="1/2")
+    with pytest.raises(UserError, match="limit --tries instead"):
+        collecting(tmp_path / "out", model=ModelSettings(tokens=1000))
+
+
+def test_what_one_of_several_gpus_collects_is_its_part(tmp_path) -> None:
+    collecting(tmp_path / "out", workers="", part="2/2", tries=1)
+    with Collection(tmp_path / "out") as collection:
+        assert [line["task"] for line in collection.lines] == [SHAPES[1]]
+
+
+def test_the_statuses_of_a_part_that_is_done_are_no_errors() -> None:
+    said: list[str] = []
+    workers.share({"0": []}, said.append, (sys.executable, "-c", "raise SystemExit(1)"), ended=(0, 1))
+    assert said == []

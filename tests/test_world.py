@@ -183,7 +183,7 @@ def test_workers_record_a_part_each_and_go_on_from_what_is_there(world, path, mo
     out = path.with_name("out.parquet")
     write(World(world.head, world.rows[:1]), out)
 
-    def recorded(commands: Any, say: Any) -> None:
+    def recorded(commands: Any, say: Any, **_: Any) -> None:
         for number, arguments in enumerate(commands.values()):
             place = Path(arguments[arguments.index("--out") + 1])
             assert len(read(place).rows) == 1  # nothing is measured twice

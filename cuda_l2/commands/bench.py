@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import shutil
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -272,22 +270,13 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
 
 def _by_workers(settings: BenchSettings, out: Path) -> list[Path]:
     """Have every GPU measure its part of a grid; the folders that have results."""
-    from cuda_l2.runs import workers
+    from cuda_l2.runs import parts
 
     if settings.part != BenchSettings.part or settings.also or settings.fresh:
         raise UserError(
             "--workers gives each GPU its part, and goes on from what is there: leave --part, --also and --fresh out"
         )
-    found, commands = workers.gpus(settings.workers), {}
-    for number, gpu in enumerate(found, 1):
-        place = out / f"gpu-{gpu}"
-        if (out / RESULTS).exists() and not (place / RESULTS).exists():  # so that nothing is measured twice
-            place.mkdir(exist_ok=True)
-            shutil.copyfile(out / RESULTS, place / RESULTS)
-        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place)}
-        commands[gpu] = workers.own_arguments(sys.argv[1:], own)
-    workers.share(commands, tell)
-    return [path.parent for path in sorted(out.glob(f"gpu-*/{RESULTS}"))]
+    return [path.parent for path in parts.share(settings.workers, out, RESULTS, tell)]
 
 
 def _kernels(settings: BenchSettings, budget_s: float) -> str:

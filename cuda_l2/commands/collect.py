@@ -1,5 +1,6 @@
 """cuda-l2 collect: verified kernels of models, as data for supervised fine-tuning."""
 
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import require_target
+from cuda_l2.commands._options import part, require_target, tell
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.settings import LANGUAGE_MODELS, REVIEWS, Limits
@@ -42,6 +43,11 @@ class CollectSettings(Limits):
     """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19."""
     archive: Place | None = None
     """File that keeps every trial and every exchange, or postgresql://USER@HOST/DATABASE."""
+    part: str = "1/1"
+    """Collect only for this part of the tasks, as in 1/2."""
+    workers: str = ""
+    """Several GPUs, a process each: auto for all of this machine, or how many; ray://HOST:PORT for those of a Ray
+    cluster, ray for one that is started here (docs/scale.md)."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
     """Prompts show no exemplars here: what is kept is to be the model's own. Budgets hold for each model."""
     review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()
@@ -55,6 +61,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
             softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
     require_target(settings.target)
+    number, parts = part(settings.part)
 
     from cuda_l2.machine import chosen
 
@@ -75,8 +82,13 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
         raise UserError(f"every task is held out by {settings.hold_out}")
     if held:
         print(f"held out: {', '.join(held)}", file=sys.stderr)
+    wanted = wanted[number - 1 :: parts]
+    also = _by_workers(settings) if settings.workers else []
     path = settings.archive or paths.default_archive()
     with Archive(path) as archive, Collection(settings.out) as collection:
+        for file in also:
+            collection.take_over(file)
+            shutil.rmtree(file.parent)
         policies: dict[str, Policy] = {}  # by the name by which tries are counted
         model = replace(settings.model, exemplars=0)
         checker = open_checker(settings.review, settings.model, path)
@@ -108,6 +120,19 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
             f"{counted(count, 'kernel')} in {settings.out}, part sft;"
             f" {done} of {counted(len(pairs), 'pair')} of task and model done"
         )
+
+
+def _by_workers(settings: CollectSettings) -> list[Path]:
+    """Have every GPU collect for its part of the tasks; the files of their tries."""
+    from cuda_l2.runs import parts
+    from cuda_l2.runs.collect import TRIES, Collection
+
+    if settings.part != CollectSettings.part:
+        raise UserError("--workers gives each GPU its part: leave --part out")
+    if (settings.model.tokens, settings.model.money, settings.model.model_seconds) != (None, None, None):
+        raise UserError("with --workers each process would spend the whole budget of a model: limit --tries instead")
+    Collection(settings.out).close()  # an error where the folder is another's
+    return parts.share(settings.workers, settings.out, TRIES, tell)
 
 
 def _making(policy: "Policy", seed: int) -> "Make":

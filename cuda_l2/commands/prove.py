@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import end_interrupted, require_cuda_packages, require_writable
+from cuda_l2.commands._options import end_interrupted, part, require_cuda_packages, require_writable, tell
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
@@ -24,6 +24,8 @@ def command(
     out: Path = Path("proof"),
     jobs: int | None = None,
     fresh: Annotated[bool, Parameter(negative=())] = False,
+    part_: Annotated[str, Parameter(name="--part")] = "1/1",
+    workers: str = "",
 ) -> None:
     """Verify every distinct kernel of a table in full, sanitizers and stress builds included, at two shapes.
 
@@ -35,6 +37,9 @@ def command(
         out: Folder for the results.
         jobs: Kernels verified at once; by default one for every three cores.
         fresh: Move the results that --out holds aside and begin anew.
+        part_: Prove only this part of the kernels, as in 1/2.
+        workers: Several GPUs, a process each: auto for all of this machine, or how many; ray://HOST:PORT for those of a
+            Ray cluster, ray for one that is started here (docs/scale.md).
     """
     from cuda_l2.library.proof import PROOF
     from cuda_l2.library.table import read_table
@@ -42,6 +47,7 @@ def command(
     rows = read_table(table)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}")
+    number, parts = part(part_)
     require_writable(out / PROOF)
     require_cuda_packages()
 
@@ -53,11 +59,18 @@ def command(
 
     target = detect()
     require_sanitizer()
-    kernels = kernels_of(rows, target)
+    kernels = kernels_of(rows, target)[number - 1 :: parts]
+    if workers and (parts > 1 or fresh):
+        raise UserError(
+            "--workers gives each GPU its part, and goes on from what is there: leave --part and --fresh out"
+        )
+    also = _by_workers(workers, out, target, jobs) if workers else []
     tasks = [task for kernel in kernels for task in tasks_for(kernel, target)]
     if fresh:
         lines.set_aside(out, PROOF, KERNELS)
     with ProofFile(out / PROOF, target.machine) as proofs:
+        for file in also:
+            proofs.take_over(file)
         try:
             finished = _prove(tasks, proofs, target, jobs)
         finally:  # also where an error ends the run
@@ -70,6 +83,19 @@ def command(
     if not finished:
         end_interrupted()
     sys.exit(1 if wrong else 0)
+
+
+def _by_workers(asked: str, out: Path, target: "CudaTarget", jobs: int | None) -> list[Path]:
+    """Have every GPU prove its part of the kernels; the files of their verdicts. The GPUs share the machine's cores."""
+    from cuda_l2.library.proof import PROOF
+    from cuda_l2.runs import parts
+    from cuda_l2.runs.prover import CORES_A_WORKER
+
+    def changed(count: int) -> dict[str, str]:
+        return {"--jobs": str(jobs or max(1, target.cores // CORES_A_WORKER // count))}
+
+    # one that found a fault ends with 1, and is done
+    return parts.share(asked, out, PROOF, tell, changed, ended=(0, 1))
 
 
 def _prove(tasks: "list[ProofTask]", proofs: "ProofFile", target: "CudaTarget", jobs: int | None) -> bool:

@@ -1,7 +1,5 @@
 """cuda-l2 record: measure many schedules of many tasks into one file, on which searches replay without the machine."""
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,8 @@ class RecordSettings:
     part: str = "1/1"
     """Measure only this part of the tasks, as in 1/2: for several GPUs, each with a file and CUDA_VISIBLE_DEVICES."""
     workers: str = ""
-    """Several GPUs of this machine, a process each: auto for all that are visible, or how many."""
+    """Several GPUs, a process each: auto for all of this machine, or how many; ray://HOST:PORT for those of a Ray
+    cluster, ray for one that is started here (docs/scale.md)."""
     join: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = ()
     """Worlds of one machine, as of its parts, to write as one; nothing is measured."""
     target: str = "auto"
@@ -90,19 +89,12 @@ def _wanted(texts: list[str], settings: RecordSettings) -> list[Task]:
 
 def _by_workers(settings: RecordSettings) -> list[Path]:
     """Have every GPU record its part, and join the parts; their files, which the world makes superfluous."""
-    from cuda_l2.runs import workers
+    from cuda_l2.runs import parts
 
     if settings.part != RecordSettings.part:
         raise UserError("--workers gives each GPU its part: leave --part out")
-    found, out, commands = workers.gpus(settings.workers), settings.out, {}
-    places = [out.with_name(f"{out.stem}.gpu-{gpu}{out.suffix}") for gpu in found]
-    for number, (gpu, place) in enumerate(zip(found, places, strict=True), 1):
-        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place)}
-        commands[gpu] = workers.own_arguments(sys.argv[1:], own)
-        if out.exists() and not place.exists():
-            shutil.copyfile(out, place)  # so that nothing is measured twice
-    workers.share(commands, tell)
-    there = [place for place in places if place.exists()]
+    out = settings.out
+    there = parts.share(settings.workers, out, "", tell)
     if there:
         _join([*there, *([out] if out.exists() else [])], out)
     return there

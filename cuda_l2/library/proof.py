@@ -87,6 +87,14 @@ class ProofFile(Closing):
         self._file.append(to_json(proof))
         self._keep(proof)
 
+    def take_over(self, path: Path) -> None:
+        """Append what another file proves that is not proved here. UserError where another run is writing it."""
+        with ProofFile(path, self.machine) as other:
+            found = [(proof, self._found.get(key)) for key, proof in other._found.items()]
+        for theirs, ours in found:
+            if ours is None or (ours.status == DIED and theirs.status != DIED):
+                self.append(theirs)
+
     def close(self) -> None:
         self._file.close()
 

@@ -99,14 +99,24 @@ class Collection(Closing):
         self._file.append(json.dumps(line))
         self.lines.append(line)
 
+    def take_over(self, path: Path) -> None:
+        """Append the tries of another collection's file that are not here; of a kernel that is kept twice the first.
+
+        UserError where another run is writing it.
+        """
+        with LinesFile(path, _accept) as other:
+            found = [line for text in other.lines if (line := parsed(text)) is not None and "task" in line]
+        for line in found:
+            if line not in self.lines and not (line["kept"] and self._keeps(line["task"], line["digest"])):
+                self.append(line)
+
     def rows(self) -> list[dict[str, Any]]:
         """The kept kernels as rows of the dataset."""
         return [line["row"] for line in self.lines if line["kept"]]
 
     def has(self, task: Task, source: str) -> bool:
         """Whether a kernel that differs in comments and layout at most is kept for the task."""
-        own = digest(source)
-        return any(line["kept"] and line["task"] == str(task) and line["digest"] == own for line in self.lines)
+        return self._keeps(str(task), digest(source))
 
     def export(self) -> int:
         """Write the kept kernels as a dataset; the number of its rows."""
@@ -117,6 +127,9 @@ class Collection(Closing):
 
     def close(self) -> None:
         self._file.close()
+
+    def _keeps(self, task: str, own: str) -> bool:
+        return any(line["kept"] and line["task"] == task and line["digest"] == own for line in self.lines)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ class SweepSettings:
     part: Annotated[str, GRID] = "1/1"
     """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
     workers: Annotated[str, GRID] = ""
-    """Several GPUs of this machine, a process each: auto for all that are visible, or how many."""
+    """Several GPUs, a process each: auto for all of this machine, or how many; ray://HOST:PORT for those of a Ray
+    cluster, ray for one that is started here (docs/scale.md)."""
     also: Annotated[tuple[Path, ...], GRID] = ()
     """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
     fresh: Annotated[bool, GRID] = False

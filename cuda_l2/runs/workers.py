@@ -1,18 +1,10 @@
-"""A command on several GPUs: a process for each, which measures one part of the items into an output of its own.
-
-    cuda-l2 COMMAND --workers auto --out OUT
-      cuda-l2 COMMAND --part 1/2 --out OUT's gpu-0     CUDA_VISIBLE_DEVICES=0
-      cuda-l2 COMMAND --part 2/2 --out OUT's gpu-1     CUDA_VISIBLE_DEVICES=1
-
-What a process has measured stays when it dies; it is started again, and goes on from there. What is missing when all
-have ended is measured by the command itself.
-"""
+"""A process for each GPU of this machine, started again when a signal has ended it."""
 
 import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from cuda_l2.rigs.elsewhere import CLI, visible_gpus
 from cuda_l2.system import process_tree
@@ -21,6 +13,8 @@ from cuda_l2.system.errors import UserError
 TRIES = 3
 """A process that a signal ended so often is not started again."""
 INTERRUPTED = 130
+SECRETS = "RAY_AUTH"
+"""Beginning of variables that no part needs."""
 
 
 def gpus(asked: str) -> list[str]:
@@ -29,7 +23,7 @@ def gpus(asked: str) -> list[str]:
 
     found = visible_gpus(torch.cuda.device_count())
     if asked != "auto" and not (asked.isdecimal() and int(asked)):
-        raise UserError(f"--workers is auto or a number of GPUs, not {asked!r}")
+        raise UserError(f"--workers is auto, a number of GPUs, ray or ray://HOST:PORT, not {asked!r}")
     count = len(found) if asked == "auto" else int(asked)
     if not found or count > len(found):
         raise UserError(
@@ -50,14 +44,20 @@ def own_arguments(arguments: Sequence[str], changed: Mapping[str, str]) -> list[
     return kept + [word for name, value in changed.items() if value for word in (name, value)]
 
 
-def share(commands: Mapping[str, Sequence[str]], say: Callable[[str], None], program: Sequence[str] = CLI) -> None:
+def share(
+    commands: Mapping[str, Sequence[str]],
+    say: Callable[[str], None],
+    program: Sequence[str] = CLI,
+    ended: Container[int] = (0,),
+) -> None:
     """Run a command line on each GPU until all have ended, and say line by line what they say.
 
-    KeyboardInterrupt once all have ended, where one was interrupted. One that ends with an error is not started again.
+    KeyboardInterrupt once all have ended, where one was interrupted. One that ends with an error is not started again;
+    ended: statuses that are none.
     """
     interrupted = False
     with selectors.DefaultSelector() as streams:
-        all_workers = [_Worker(gpu, [*program, *arguments]) for gpu, arguments in commands.items()]
+        all_workers = [Worker(gpu, [*program, *arguments], f"GPU {gpu}: ") for gpu, arguments in commands.items()]
         for worker in all_workers:
             streams.register(worker.errors, selectors.EVENT_READ, worker)
         while streams.get_map():
@@ -72,36 +72,38 @@ def share(commands: Mapping[str, Sequence[str]], say: Callable[[str], None], pro
                 if worker.read(say):
                     continue
                 streams.unregister(worker.errors)
-                status = worker.end()
-                interrupted = interrupted or status in (INTERRUPTED, -signal.SIGINT)
-                if status < 0 and not interrupted and worker.tries < TRIES:
-                    say(f"GPU {worker.gpu}: ended by signal {-status}; started again")
-                    worker.start()
+                if not worker.end(say, ended):
                     streams.register(worker.errors, selectors.EVENT_READ, worker)
-                elif status and not interrupted:
-                    say(f"GPU {worker.gpu}: ended with status {status}; what it has not measured is measured after")
+                interrupted = interrupted or worker.interrupted
     if interrupted:
         raise KeyboardInterrupt
 
 
-class _Worker:
-    """The process of one GPU."""
+def _end_as_by_interrupt() -> None:
+    """In a child: end with its parent as by Ctrl-C, so that what was measured is kept."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's actors block it
+    process_tree.end_with_parent(signal.SIGINT)
 
-    def __init__(self, gpu: str, command: Sequence[str]) -> None:
-        self.gpu, self.tries, self._command, self._said = gpu, 0, command, b""
-        self.start()
 
-    def start(self) -> None:
-        self.tries += 1
+class Worker:
+    """The process of one GPU. label: begins the lines that it says."""
+
+    def __init__(self, gpu: str, command: Sequence[str], label: str = "") -> None:
+        self.interrupted, self._tries = False, 0
+        self._gpu, self._command, self._label, self._said = gpu, command, label, b""
+        self._start()
+
+    def _start(self) -> None:
+        self._tries += 1
         self._process = subprocess.Popen(
             self._command,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": self.gpu},
+            env={name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+            | {"CUDA_VISIBLE_DEVICES": self._gpu},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # its tables: those of all are printed at the end
             stderr=subprocess.PIPE,
             process_group=0,  # Ctrl-C reaches it once, from here
-            # as by Ctrl-C, so that what was measured is kept; there is one thread
-            preexec_fn=lambda: process_tree.end_with_parent(signal.SIGINT),  # noqa: PLW1509
+            preexec_fn=_end_as_by_interrupt,  # noqa: PLW1509 - there is one thread, or Ray's, which hold no lock of ours
         )
 
     @property
@@ -114,15 +116,24 @@ class _Worker:
         came = os.read(self.errors, 1 << 16)
         *lines, self._said = (self._said + (came or b"\n")).split(b"\n")
         for line in filter(None, lines):
-            say(f"GPU {self.gpu}: {line.decode(errors='replace').strip().removeprefix('cuda-l2: ')}")
+            say(f"{self._label}{line.decode(errors='replace').strip().removeprefix('cuda-l2: ')}")
         return bool(came)
 
     def interrupt(self) -> None:
         """As by Ctrl-C: it keeps what it has measured, and ends."""
+        self.interrupted = True
         self._process.send_signal(signal.SIGINT)
 
-    def end(self) -> int:
-        """The exit status, negative for a signal."""
+    def end(self, say: Callable[[str], None], ended: Container[int]) -> bool:
+        """At the stream's end: False where a signal had ended the process, and it was started again."""
         assert self._process.stderr
         self._process.stderr.close()
-        return self._process.wait()
+        status = self._process.wait()
+        self.interrupted = self.interrupted or status in (INTERRUPTED, -signal.SIGINT)
+        if status < 0 and not self.interrupted and self._tries < TRIES:
+            say(f"{self._label}ended by signal {-status}; started again")
+            self._start()
+            return False
+        if status not in ended and not self.interrupted:
+            say(f"{self._label}ended with status {status}; what it has not measured is measured after")
+        return True

@@ -68,10 +68,11 @@ class PostgresDatabase(Database):
 
     def _connect(self) -> "psycopg.Connection[Any]":
         given = self.place.options()
-        path = f"-c search_path={SCHEMA}"
+        # a connection of a short search runs few statements: none is planned twice
+        path = f"-c search_path={SCHEMA} -c plan_cache_mode=force_generic_plan"
         options = f"{given.pop('options', '')} {path}".strip()
         made: psycopg.Connection[Any] = self._psycopg.connect(
-            **{**SETTINGS, **given, "options": options}, autocommit=True
+            **{**SETTINGS, **given, "options": options}, autocommit=True, prepare_threshold=0
         )
         return made
 

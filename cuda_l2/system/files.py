@@ -45,8 +45,13 @@ def whole(path: Path, advice: str = "choose another place with --out") -> Iterat
 
 def write_text(path: Path, text: str, advice: str = "choose another place with --out") -> None:
     """Write a text file whole. UserError where it cannot be."""
+    write_bytes(path, text.encode(), advice)
+
+
+def write_bytes(path: Path, content: bytes, advice: str = "choose another place with --out") -> None:
+    """Write a file whole. UserError where it cannot be."""
     with whole(path, advice) as partial:
-        partial.write_text(text)
+        partial.write_bytes(content)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

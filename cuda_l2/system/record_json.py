@@ -28,17 +28,26 @@ def from_json(kind: type[T], text: str) -> T:
 
 
 def _stored(value: Any) -> Any:
+    kind: Any = type(value)
+    if kind in (str, float, int, bool, type(None)):  # most values
+        return value
     if isinstance(value, dict):
         return {name: _stored(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_stored(item) for item in value]
     if not dataclasses.is_dataclass(value):
         return value
-    names = getattr(value, "STORED_AS", {})
-    found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if _sparse(type(value)):
+    found = {stored: getattr(value, name) for name, stored in _names(kind)}
+    if _sparse(kind):
         found = {name: item for name, item in found.items() if item not in (None, "", {})}
-    return {names.get(name, name): _stored(item) for name, item in found.items()}
+    return {name: _stored(item) for name, item in found.items()}
+
+
+@functools.cache
+def _names(kind: Any) -> list[tuple[str, str]]:
+    """The fields of a record's class, each with its name in JSON."""
+    names = getattr(kind, "STORED_AS", {})
+    return [(field.name, names.get(field.name, field.name)) for field in dataclasses.fields(kind)]
 
 
 def _sparse(kind: type) -> bool:

@@ -1,0 +1,144 @@
+"""Parts of a command on a Ray cluster that a test starts on the loopback address; without Ray only what needs none."""
+
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from cuda_l2.runs import on_ray
+from cuda_l2.system.errors import UserError
+
+PART = """
+import os, pathlib, signal, sys, time
+out, mode, place = pathlib.Path(sys.argv[sys.argv.index("--out") + 1]), sys.argv[1], pathlib.Path(sys.argv[2])
+out.mkdir(exist_ok=True)
+done = (out / "results.jsonl").read_text().split() if (out / "results.jsonl").exists() else []
+print("cuda-l2: goes on after", len(done), file=sys.stderr, flush=True)
+while len(done) < 4:
+    with (out / "results.jsonl").open("a") as file:
+        file.write(f"{mode}-{len(done)}-{os.getpid()}\\n")
+    done.append("")
+    if mode == "killed" and len(done) == 2:
+        while not (place / "results.jsonl").exists() or len((place / "results.jsonl").read_text().split()) < 2:
+            time.sleep(0.02)  # until the head has them
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+sys.exit(3 if mode == "fails" else 0)
+"""
+"""A command that stores four lines. killed: ends the actor that it runs in, once, when the head has two of them."""
+
+DRIVER = """
+import json, sys
+from pathlib import Path
+from cuda_l2.runs import on_ray
+on_ray.STEP_S, program, folder, said = 0.1, (sys.executable, "-c", sys.argv[1]), Path(sys.argv[2]), []
+with on_ray.cluster("ray") as slots:
+    places = {name: folder / f"gpu-{name}" for name in ("ray-0", "ray-1")}
+    commands = {
+        name: [mode, str(place), "--out", str(place)]
+        for (name, place), mode in zip(places.items(), ("killed", "fails"))
+    }
+    on_ray.share(commands, said.append, program)
+    import ray
+    print(json.dumps({"slots": len(slots), "said": said, "address": ray.nodes()[0]["NodeManagerAddress"]}))
+"""
+
+
+@pytest.fixture
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(on_ray.MODE, raising=False)
+
+
+def test_a_cluster_is_not_used_without_tokens(no_token: None) -> None:
+    with pytest.raises(UserError, match="RAY_AUTH_MODE=token") as raised, on_ray.cluster("ray://127.0.0.1:1"):
+        pass
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1", "127.0.0.1:ten"])
+def test_a_cluster_that_cannot_be_reached_is_one_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'cuda-l2[ray]'")
+    monkeypatch.setenv(on_ray.MODE, "token")
+    with pytest.raises(UserError, match="cannot be reached") as raised, on_ray.cluster(f"ray://{address}"):
+        pass
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_without_ray_a_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv(on_ray.MODE, "token")
+    with pytest.raises(UserError, match=r"pip install 'cuda-l2\[ray\]'"), on_ray.cluster("ray://127.0.0.1:1"):
+        pass
+
+
+@pytest.mark.parametrize(("asked", "found"), [("ray", True), ("ray://h:1", True), ("auto", False), ("rays", False)])
+def test_what_names_a_cluster(asked: str, found: bool) -> None:
+    assert on_ray.is_ray(asked) is found
+
+
+def part(tmp_path: Path, program: str, there: dict[str, bytes] | None = None) -> on_ray.Part:
+    arguments = ["--out", str(tmp_path / "elsewhere" / "data")]
+    return on_ray.Part(arguments, (sys.executable, "-c", program), (0,), "data", there or {})
+
+
+def test_a_part_sees_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(on_ray.TOKEN, "hush-hush")
+    running = part(tmp_path, "import os, sys; print(sorted(os.environ.values()), file=sys.stderr)")
+    while not (said := running.step(0.05))[0]:
+        pass
+    assert "hush" not in str(said)
+
+
+def test_a_part_goes_on_from_what_is_there_and_sends_what_changed(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[-1])
+print((out / "old").read_text(), file=sys.stderr)
+(out / "new").write_text("new")
+(out / ".partial").write_text("not yet whole")
+"""
+    running = part(tmp_path, program, {"data/old": b"kept"})
+    lines, files = list[str](), dict[str, bytes]()
+    over = False
+    while not over:
+        said, gained, interrupted, over = running.step(0.05)
+        lines += said
+        files |= gained
+    assert (lines, files, interrupted) == (["kept"], {"data/new": b"new"}, False)
+
+
+def test_an_interrupted_part_ends_as_by_an_interrupt(tmp_path: Path) -> None:
+    running = part(tmp_path, "import sys, time; print('on', file=sys.stderr, flush=True); time.sleep(600)")
+    while not running.step(0.05)[0]:
+        pass
+    running.interrupt()
+    over = False
+    while not over:
+        *_, interrupted, over = running.step(0.05)
+    assert interrupted
+
+
+def test_an_actor_that_is_killed_costs_what_it_had_not_sent(tmp_path: Path) -> None:
+    """A real Ray on the loopback address; its other part ends with an error, and is not started again."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'cuda-l2[ray]'")
+    done = subprocess.run([sys.executable, "-c", DRIVER, PART, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    killed = (tmp_path / "gpu-ray-0" / "results.jsonl").read_text().split()
+    assert [line.rpartition("-")[0] for line in killed] == [f"killed-{number}" for number in range(4)]
+    assert killed[0].split("-")[2] == killed[1].split("-")[2] != killed[2].split("-")[2]  # another process went on
+    wait_until(lambda: not Path("/proc", killed[0].split("-")[2]).exists())  # it ended with its actor
+    assert len((tmp_path / "gpu-ray-1" / "results.jsonl").read_text().split()) == 4
+    assert sorted(found["said"]) == [
+        "ray-0: goes on after 0",
+        "ray-0: goes on after 2",
+        "ray-0: its process or its node is gone; started again",
+        "ray-1: ended with status 3; what it has not measured is measured after",
+        "ray-1: goes on after 0",
+    ]
+    assert ipaddress.ip_address(found["address"]).is_loopback and found["slots"] == os.cpu_count()
