@@ -111,7 +111,7 @@ def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str],
             case "sparse":  # zeros nearly everywhere must not be taken for zeros
                 across = other[:, line % other.shape[1]]
                 own[line], across[:] = _one_left(own[line], at), _one_left(across, at)
-    lines_L = torch.arange(len(kinds) + NAN_AT, len(own), NAN_EVERY, device=cases.device)
+    lines_L = torch.arange(len(own), device=cases.device)[len(kinds) + NAN_AT :: NAN_EVERY]
     at_L = torch.randint(gemm.k, lines_L.shape, generator=generator, device=cases.device)
     at_L[0::8], at_L[1::8] = 0, gemm.k - 1  # the ends too
     own[lines_L, at_L] = float("nan")
