@@ -133,13 +133,25 @@ def test_only_the_candidates_own_lines_count_after_preprocessing() -> None:
         ("\tint\t$128", "kernel"),
         ("\ttpause\t%eax", "waits"),
         ("\tmrs\tx0, cntvct_el0", "system"),
+        ("\txgetbv", "system"),
+        ("\tpopfq", "flags"),
+        ("\txrstor64\t(%rax)", "registers"),
+        ("\tfxsave\t(%rax)", "registers"),
     ],
 )
 def test_instructions_that_a_kernel_has_no_use_for_are_refused(line: str, says: str) -> None:
     around = "gemm:\n\tvmovups\t(%rdi), %zmm0\n{}\n\tret\n"
-    reason = rules.refuse_assembly(around.format(line))
+    reason = rules.refuse_assembly(around.format(line), product=False)
     assert line.split(maxsplit=1)[0] in reason and says in reason
-    assert rules.refuse_assembly(around.format('\tmrs\tx0, fpcr\n\t.string\t"rdtsc"\ninterior:')) == ""
+    assert rules.refuse_assembly(around.format('\tmrs\tx0, fpcr\n\t.string\t"rdtsc"\ninterior:'), product=True) == ""
+
+
+@pytest.mark.parametrize("name", ["vpmaddwd", "pmaddubsw", "vpdpwssd", "vpdpbusds", "sdot", "smmla"])
+def test_integer_dot_products_are_refused_in_matrix_products_alone(name: str) -> None:
+    assembly = f"gemm:\n\t{name}\t%ymm0, %ymm1, %ymm2\n\tret\n"
+    assert name in rules.refuse_assembly(assembly, product=True)
+    assert rules.refuse_assembly(assembly, product=False) == ""
+    assert rules.refuse_assembly(assembly.replace(name, "vdpbf16ps"), product=True) == ""
 
 
 def test_macros_may_stand_before_includes_but_not_change_them(target) -> None:

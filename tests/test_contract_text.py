@@ -57,6 +57,7 @@ CPU = {
     "[[attributes]]": "never `[[...]]`",
     "__attribute__(({})) is": "Attributes from a list",
     "the instruction {} is not allowed: it reads a register": "another register of the system",
+    "the instruction {} is not allowed in a matrix product": "In a matrix product no integer dot product",
     "the instruction {} is not allowed: it {}": "No instruction that reads a clock",
     "thread-local variables are": "No `_Thread_local` variables",
     "memory of the thread itself": "nor other memory of a thread",

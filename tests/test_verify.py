@@ -10,7 +10,7 @@ from cuda_l2.records import Build, BuildStatus, Gemm
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases
-from cuda_l2.verify import special
+from cuda_l2.verify import precision, special
 from cuda_l2.verify._base import CheckFailed, Outputs, Session, all_checks
 
 
@@ -153,3 +153,36 @@ def test_rows_and_columns_with_one_value_left_lie_all_over_special_inputs() -> N
         assert (sparse_R <= 1).all()
         places = rows_RK[len(special.KINDS) :: special.SPARSE_EVERY].abs().argmax(1)
         assert len(set(places.tolist())) > len(places) // 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_nan_is_quiet_and_signalling_and_of_both_signs(dtype: torch.dtype) -> None:
+    values = torch.tensor([float("nan"), 1.0] * 9, dtype=dtype)
+    special._draw_nan_words(values, torch.Generator().manual_seed(1))
+    assert values.isnan().tolist() == [True, False] * 9
+    words = values.view(torch.int16)[::2].int() & 0xFFFF
+    quiet = words & (0x200 if dtype is torch.float16 else 0x40) != 0
+    for sign in (0, 0x8000):
+        assert {bool(is_quiet) for is_quiet in quiet[words & 0x8000 == sign]} == {False, True}
+    assert len(set(words.tolist())) == 9
+
+
+@pytest.mark.parametrize("shape", ["9x8x6", "12x20x37", "8x16x4096", "10x12x64:bf16"])
+def test_sums_of_pairs_are_exact_in_fp32_in_any_order(shape: str) -> None:
+    cases = ProductCases(Gemm.parse(shape), 2, CpuReferences())
+    case = cases.get("pairs", 0, precision._make_pairs)
+    terms_MKN = case.a.double()[:, :, None] * case.b.double()[None]
+    least = precision.PAIRS_SCALE * 2.0 ** (-2 * precision.LARGEST_POWER)
+    for signed_MKN in (terms_MKN.clamp(min=0), -terms_MKN.clamp(max=0)):
+        assert torch.equal(terms_MKN / least, (terms_MKN / least).round())
+        row_scale_M1 = least_power(case.a, 1) * least_power(case.b, 0)
+        assert (signed_MKN.sum(1) / row_scale_M1).max() < 2**24
+    assert torch.equal(case.expected["c"], terms_MKN.sum(1).float().to(case.a.dtype))
+
+
+def least_power(values: torch.Tensor, dim: int) -> torch.Tensor:
+    """The largest power of two that divides every element of a row, or column."""
+    power = torch.full_like(values.double().amax(dim, keepdim=True), 2.0**-24)
+    for exponent in range(-23, 1):
+        power = power.where((values.double() % 2.0**exponent != 0).any(dim, keepdim=True), 2.0**exponent)
+    return power

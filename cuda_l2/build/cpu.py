@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cuda_l2 import contract
 from cuda_l2.build import binary, cache, lexing, rules
+from cuda_l2.contract.buffers import PRODUCTS
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Build, BuildStatus, Candidate
 from cuda_l2.system import sandbox, scratch
@@ -88,7 +89,7 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
     if reason:
         return BuildStatus.REFUSED, reason, ""
     try:
-        entry = contract.parse_cpu(candidate.source).entry
+        terms = contract.parse_cpu(candidate.source)
     except contract.ContractError as error:
         return BuildStatus.REFUSED, str(error), ""
     (work / SOURCE_NAME).write_text(candidate.source)
@@ -115,10 +116,11 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
             if reason:
                 return BuildStatus.REFUSED, reason, ""
         if step is compile_:
-            reason = rules.refuse_assembly((work / "kernel.s").read_text(errors="replace"))
+            assembly = (work / "kernel.s").read_text(errors="replace")
+            reason = rules.refuse_assembly(assembly, product=terms.interface in PRODUCTS.values())
             if reason:
                 return BuildStatus.REFUSED, reason, ""
-    reason = binary.refuse_binary(work / "kernel.so", entry)
+    reason = binary.refuse_binary(work / "kernel.so", terms.entry)
     return (BuildStatus.REFUSED, reason, done.output) if reason else (BuildStatus.BUILT, "", done.output)
 
 

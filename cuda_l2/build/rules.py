@@ -26,11 +26,20 @@ INSTRUCTIONS = {
     "is random": "rdrand rdseed",
     "waits, or runs by transactions": "umwait umonitor tpause mwaitx? monitorx? xbegin xtest wfe wfet",
     "changes what memory a thread may reach": "wrpkru wrfsbase wrgsbase swapgs",
+    "reads a register of the system": "xgetbv rdpkru rdssp[dq]",
+    "reads or changes lasting flags": "pushf[lqw]? popf[lqw]?",
+    "saves or restores registers that nobody clears between launches": (
+        "fxsave(?:64)? fxrstor(?:64)? xsave[cs]?(?:opt)?(?:64)? xrstors?(?:64)?"
+    ),
 }
 """That a kernel has no use for, by what they do: intrinsics reach them without assembly."""
+INTEGER_PRODUCTS = "v?pmaddwd v?pmaddubsw vpdp[bw][us][us]ds? [su]dot usdot sudot [su]mmla usmmla"
+"""Integer dot products: with a scale a block of K, and sums in fp32 where numbers are unusual, no values tell them
+from fp32 as surely as these names do."""
 _INSTRUCTIONS = {
     what: re.compile(rf"^\s+({names.replace(' ', '|')})[lqw]?(?:\s|$)", re.M) for what, names in INSTRUCTIONS.items()
 }
+_INTEGER_PRODUCTS = re.compile(rf"^\s+({INTEGER_PRODUCTS.replace(' ', '|')})(?:\s|$)", re.M)
 _THREAD_LOCAL = re.compile(r"@(tlsgd|tlsld|tlsdesc|gottpoff|tpoff|dtpoff)\b|:tls(desc|gd|ie)|:(tp|dtp)rel", re.I)
 _SEGMENT = re.compile(r"%[fg]s:|\brd[fg]sbase")
 _STACK_IS_CODE = re.compile(r'\.note\.GNU-stack,"[a-z]*x')
@@ -87,8 +96,15 @@ def refuse_expansion(expanded: str, source_name: str) -> str:
     return ""
 
 
-def refuse_assembly(assembly: str) -> str:
-    """Why what the compiler made of a source is refused: an instruction that a kernel has no use for."""
+def refuse_assembly(assembly: str, *, product: bool) -> str:
+    """Why what the compiler made of a source is refused: an instruction that a kernel has no use for.
+
+    product: whether the source is one for matrix products, which are of fp16 or bf16.
+    """
+    if product and (found := _INTEGER_PRODUCTS.search(assembly)):
+        return (
+            f"the instruction {found.group(1)} is not allowed in a matrix product: sum in float, or in wider integers"
+        )
     for what, pattern in _INSTRUCTIONS.items():
         if found := pattern.search(assembly):
             return f"the instruction {found.group(1)} is not allowed: it {what}"

@@ -141,11 +141,12 @@ class ProductOperands(Operands):
                 start, by = int(self.rng.integers(SIGN_PATTERNS)), int(self.rng.integers(words.shape[1]))
                 signs = self._signs[start : start + words.shape[1]]
                 np.bitwise_xor(np.roll(words[slot], by), signs, out=words[slot])
-            self._shared(tensor)[:count] = words[:count]
+            for slot in range(count):
+                self.arena.row(slot, tensor).view(self._word)[:] = words[slot]
 
-    def _shared(self, tensor: Tensor) -> npt.NDArray[np.unsignedinteger]:
-        """Raw words of a tensor in the arena, slots x elements."""
-        return self.arena.rows(tensor)[:, : tensor.bytes].view(self._word)
+    def _shared(self, tensor: Tensor, count: int) -> npt.NDArray[np.unsignedinteger]:
+        """A copy of a tensor's raw words in the first slots of the arena, count x elements."""
+        return np.stack([self.arena.row(slot, tensor).view(self._word) for slot in range(count)])
 
     def values(self, tensor: Tensor, count: int) -> torch.Tensor:
         """A or B of the first slots from the private copies, fp32 count x its logical shape."""
@@ -156,7 +157,7 @@ class ProductOperands(Operands):
         gemm, count = self.gemm, len(slots)
         (c,) = gemm.outputs
         signs_N = torch.from_numpy(self.rng.integers(0, 2, gemm.n).astype(np.float32) * 2 - 1)
-        c_LMN = _matrices(self._shared(c)[:count], c)
+        c_LMN = _matrices(self._shared(c, count), c)
         a_LMK, b_LKN = (self.values(tensor, count) for tensor in gemm.inputs)
         expected_LM = (a_LMK @ (b_LKN @ signs_N)[..., None])[..., 0]
         # rounding to C's type, and where C is near zero the order of fp32 sums
@@ -182,7 +183,10 @@ class ProductOperands(Operands):
 
     def require_untouched(self, count: int) -> None:
         for tensor in self.gemm.inputs:
-            if not np.array_equal(self._shared(tensor)[:count], self._words[tensor.name][:count]):
+            words = self._words[tensor.name]
+            if any(
+                not np.array_equal(self.arena.row(slot, tensor).view(self._word), words[slot]) for slot in range(count)
+            ):
                 raise WrongOutput(f"changed its input {tensor.name.upper()} in a timed round")
         self._require_bounds_kept()
 

@@ -154,6 +154,17 @@ class CudaReferences(References):
         return [output[rows] for output in self._baselines(case.task, case.a, case.b)]
 
 
+BESIDE: dict[str, tuple[Callable[[torch.Tensor], object], ...]] = {
+    "NaN": (torch.Tensor.zero_,),
+    "infinity": (lambda other: other.zero_().fill_diagonal_(1),),
+    "minus infinity": (
+        *(torch.Tensor.triu_, torch.Tensor.tril_, lambda other: other.triu_().tril_()),
+        *(lambda other: other[::2].zero_(), lambda other: other[:, 1::2].zero_()),
+    ),
+}
+"""What the other operand holds beside a special value, by its kind; one is drawn. The usual numbers beside others."""
+
+
 class ProductCases(Cases):
     """Cases of one matrix product."""
 
@@ -219,18 +230,22 @@ class ProductCases(Cases):
 
     @property
     def real_tensors(self) -> list[str]:
-        """B; A's special values stand in rows of their own, see verify/special.py."""
-        return ["b"]
+        """Both operands on the CPU; of a GPU's launches, which take longer, one operand's, drawn."""
+        return ["a", "b"] if self.device.type == "cpu" else [str(self.rng.choice(["a", "b"]))]
 
     def special(self, tensor: str, kind: str) -> ProductCase | None:
         base = self.drawn("special elements")
 
         def make(_: ProductCases, generator: torch.Generator) -> ProductCase:
-            new = base.tensors[tensor].clone()
+            beside = "b" if tensor == "a" else "a"
+            new, other = base.tensors[tensor].clone(), base.tensors[beside].clone()
             for value in SPECIAL[kind]:
                 at = tuple(int(torch.randint(size, (), generator=generator, device=self.device)) for size in new.shape)
                 new[at] = value
-            return self.with_rows(replace(base, tensors={**base.tensors, tensor: new}))
+            if kind in BESIDE:
+                shapes = BESIDE[kind]
+                shapes[int(torch.randint(len(shapes), (), generator=generator, device=self.device))](other)
+            return self.with_rows(replace(base, tensors={**base.tensors, tensor: new, beside: other}))
 
         return self.get(f"special {tensor} {kind}", 0, make)
 

@@ -5,7 +5,9 @@ so C must be the exact result rounded to its type, bit for bit, also with K perm
 scaled by powers of two, so that no kernel can tell these inputs by their being whole.
 """
 
+import itertools
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -17,6 +19,10 @@ from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
 
 LARGEST_SUM = 1 << 22
 LARGEST_POWER = 3
+PAIRS = 3
+"""Pairs of places in K whose products are as large as whole numbers make them, on the CPU; sums stay below 2^24."""
+PAIRS_SCALE = 2.0**-6
+"""Brings most of their sums, which have up to 22 bits, into fp16's range."""
 RANGES = ((31, 31), (127, 15))
 """Largest integers in A and B. The second range makes sums of two products need more than fp16's eleven bits."""
 
@@ -29,11 +35,13 @@ class PrecisionContract(ProductCheck):
         return isinstance(session.cases, ProductCases) and session.cases.task.accumulate is Accumulate.FP32
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        turns = (
+        turns: Iterable[Turn[ProductCase]] = (
             Turn(cases.get(kind, index, partial(make, index=index)))
             for index in range(len(RANGES))
             for kind, make in (("integers", _make), ("integers permuted", _make_permuted))
         )
+        if session.device == "cpu" and cases.task.k >= 2 * PAIRS:
+            turns = itertools.chain(turns, [Turn(cases.get("integers in pairs", 0, _make_pairs))])
         for turn, outputs in session.launch_each(turns):
             expected, found = turn.case.expected["c"], outputs["c"]
             wrong = (found != expected) & ~(found.isnan() & expected.isnan())
@@ -66,6 +74,35 @@ def _make_permuted(cases: ProductCases, generator: torch.Generator, index: int) 
     order = torch.randperm(cases.task.k, generator=generator, device=cases.device)
     case = cases.operands(plain.a[:, order], plain.b[order])
     case.expected["c"] = plain.expected["c"]
+    return case
+
+
+def _make_pairs(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    """Small integers, but for a few pairs of places in K, with products of the largest whole numbers and two signs.
+
+    In every other row a pair nearly cancels, elsewhere its sum is of any size. What loses low bits of a product, of an
+    operand or of a sum on the way is off by whole numbers then.
+    """
+    gemm = cases.task
+    largest = round(2 / torch.finfo(dtype_of(gemm)).eps) - 1
+
+    def signed(low: int, high: int, *shape: int) -> torch.Tensor:
+        numbers = torch.randint(low, high + 1, shape, generator=generator, device=cases.device).float()
+        return numbers * (torch.randint(0, 2, shape, generator=generator, device=cases.device) * 2 - 1)
+
+    a, b = signed(0, 1, gemm.m, gemm.k), signed(0, 1, gemm.k, gemm.n)
+    half = gemm.k // 2  # a pair has a place in each, so that sums half way are large
+    places = torch.arange(PAIRS, device=cases.device) * half // PAIRS
+    one, two = places + torch.randint(half // PAIRS, (2, PAIRS), generator=generator, device=cases.device)
+    two = half + two[torch.randperm(PAIRS, generator=generator, device=cases.device)]
+    a[:, one] = signed(largest // 2 + 1, largest - 1, gemm.m, PAIRS)
+    a[::2, two] = signed(1, 1, *a[::2, two].shape) - a[::2, one]
+    a[1::2, two] = -a[1::2, one].sign() * signed(largest // 2 + 1, largest, *a[1::2, two].shape).abs()
+    b[one] = b[two] = signed(largest // 2, largest, PAIRS, gemm.n)
+    case = cases.operands(PAIRS_SCALE * a * _powers(gemm.m, generator)[:, None], b * _powers(gemm.n, generator))
+    product = cases.product_fp32(case)
+    require_finite(gemm, A=case.a, B=case.b, C=product)
+    case.expected["c"] = product.to(dtype_of(gemm))
     return case
 
 

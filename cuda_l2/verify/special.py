@@ -4,7 +4,9 @@ For every task: NaN and infinities among the inputs come out where the exact res
 element, or several kinds in a few, of one tensor of real numbers. Nothing is asked of elements in which PyTorch itself
 gives another kind than the exact result has, nor where the reference refuses such inputs. For a matrix product also
 rows of A, and columns of B, with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32
-reference has them, in every window of A, of B and of C that timed launches have: none of those has such values.
+reference has them, in every window of A, of B and of C that timed launches have: none of those has such values. NaN
+is any of its words there, and in other elements it stands beside zeros, the identity or a triangle in all of the other
+operand, which save no work: zero times NaN is NaN.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +27,8 @@ LARGE_SHARE = 0.916
 """Share of the largest number: products of such values with normal ones overflow the type, and not fp32."""
 SUBNORMAL_SHARE = 2.0**-6
 """Share of the least normal number: products of such values with normal ones are subnormal."""
+NAN_AT, NAN_EVERY = 1, 2
+"""Of the lines behind those with a kind of their own, which have one NaN each."""
 SLICE = 64
 """Elements of K, a tile's width: so many are zero where the other operand has a NaN."""
 INFINITY, IN_PLACE_OF_NAN = float("inf"), torch.finfo(torch.float32).max
@@ -107,9 +111,14 @@ def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str],
             case "sparse":  # zeros nearly everywhere must not be taken for zeros
                 across = other[:, line % other.shape[1]]
                 own[line], across[:] = _one_left(own[line], at), _one_left(across, at)
+    lines_L = torch.arange(len(own), device=cases.device)[len(kinds) + NAN_AT :: NAN_EVERY]
+    at_L = torch.randint(gemm.k, lines_L.shape, generator=generator, device=cases.device)
+    at_L[0::8], at_L[1::8] = 0, gemm.k - 1  # the ends too
+    own[lines_L, at_L] = float("nan")
     leave_one(own[len(kinds) :: SPARSE_EVERY], generator)
     leave_one(other.t()[len(kinds) :: SPARSE_EVERY], generator)
     case = cases.operands(a, b)
+    _draw_nan_words(case.b if of_b else case.a, generator)
     finite, largest = (case.b.t(), case.a) if of_b else (case.a, case.b)
     # sums in any order differ by a few roundings of the sum of magnitudes
     unit = 2.0**-23 if gemm.accumulate is Accumulate.FP32 else 2.0**-10
@@ -125,6 +134,19 @@ def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str],
         bound[exact.isnan()] = IN_PLACE_OF_NAN
     case.expected.update(c=rounded, low=low, high=high)
     return case
+
+
+def _draw_nan_words(values: torch.Tensor, generator: torch.Generator) -> None:
+    """Write other words in place of NaN: quiet and signalling ones, of both signs, those at the edges first."""
+    words, infinity = values.view(torch.int16), int(torch.tensor(INFINITY, dtype=values.dtype).view(torch.int16))
+    at = values.isnan()
+    numbers = torch.arange(infinity + 1, 1 << 15, dtype=torch.int32, device=values.device)
+    others = numbers[torch.randperm(len(numbers), generator=generator, device=values.device)]
+    middle = len(numbers) // 2
+    edges = torch.stack((numbers[0], numbers[middle - 1], numbers[middle], numbers[-1]))
+    drawn = torch.cat((edges, edges - (1 << 15), others, others - (1 << 15)))
+    drawn = drawn.repeat(-(-int(at.sum()) // len(drawn)))
+    words[at] = drawn[: int(at.sum())].to(torch.int16)
 
 
 def _one_left(values_K: torch.Tensor, at: int) -> torch.Tensor:

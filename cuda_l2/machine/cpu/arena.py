@@ -6,11 +6,14 @@ own, so that nothing computed for one launch is of use to another. The same memo
 A candidate's process maps the pages of the tensors and of the workspace that its contract asks for, those of inputs and
 weights to be read only, and nothing before, between or behind them: what reaches a page further ends it. What is left
 of the pages is guarded. Tensors begin at other places of a page in every slot, those of the first end where it ends.
+All tensors of all slots lie in one random order: which of two has the lower address, and how far apart they are,
+differs from slot to slot.
 """
 
+import itertools
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +29,6 @@ from cuda_l2.system.errors import UserError
 
 ALIGN = max(4096, mmap.PAGESIZE)
 LINE = 64
-GAP_PAGES = 3
-"""Between two tensors: parts of both one's last and the other's first page, and one that nobody maps."""
-
 WORDS_A_SEGMENT = 3
 Bytes = npt.NDArray[np.uint8]
 
@@ -62,8 +62,8 @@ class Arena(Closing):
         Every page up to the workspace is touched, so that a page more shows a stray write.
         """
         self._plan(task)
-        for tensor in task.tensors:
-            self._gaps(tensor)[:] = GUARD_BYTE
+        for gap in self._gaps(range(self.slots)):
+            gap[:] = GUARD_BYTE
         self.poison_workspace(0)
 
     def _plan(self, task: Task) -> int:
@@ -73,16 +73,16 @@ class Arena(Closing):
         words = len(task.sizes) + sum(len(tensor.shape) for tensor in task.tensors) + len(task.tensors) + 1
         segments = WORDS_A_SEGMENT * (len(task.tensors) * self.slots + 2)
         self._table = slice(ALIGN, ALIGN + 8 * max(words * self.slots, segments))
-        self._strides: dict[str, int] = {}
-        self._regions: dict[str, slice] = {}
+        self._offsets = {tensor.name: [0] * self.slots for tensor in task.tensors}
         end = self._table.stop
-        for index in np.random.default_rng().permutation(len(task.tensors)):  # no order is promised
-            tensor = task.tensors[int(index)]
-            # odd numbers of lines beyond whole pages: every place of a page comes up, in another order for each tensor
-            stride = rounded_up(tensor.bytes, ALIGN) + GAP_PAGES * ALIGN + (2 * int(index) + 1) * LINE
-            start = rounded_up(end, ALIGN) + 2 * ALIGN + -rounded_up(tensor.bytes, LINE) % ALIGN
-            end = start + self.slots * stride
-            self._strides[tensor.name], self._regions[tensor.name] = stride, slice(start, end)
+        for pair in np.random.default_rng().permutation(len(task.tensors) * self.slots):
+            slot, index = divmod(int(pair), len(task.tensors))
+            tensor = task.tensors[index]
+            # odd numbers of lines beyond the first slot's: every place of a page comes up, in another order for each
+            place = (slot * (2 * index + 1) * LINE - rounded_up(tensor.bytes, LINE)) % ALIGN
+            start = rounded_up(end, ALIGN) + ALIGN + place  # behind a page that nobody maps
+            self._offsets[tensor.name][slot] = start
+            end = start + tensor.bytes
         start = rounded_up(end, ALIGN) + ALIGN
         self._workspace = slice(start, start + rounded_up(self.workspace_bytes, ALIGN))
         return self._workspace.stop + ALIGN
@@ -94,25 +94,28 @@ class Arena(Closing):
 
     def offset(self, name: str, slot: int) -> int:
         """Where a tensor of a slot begins, in bytes."""
-        return int(self._regions[name].start) + slot * self._strides[name]
+        return self._offsets[name][slot]
 
     def offsets(self, slot: int) -> list[int]:
         """Where each tensor of a slot begins, in the task's order."""
         return [self.offset(tensor.name, slot) for tensor in self.task.tensors]
 
-    def rows(self, tensor: Tensor) -> Bytes:
-        """Bytes of a tensor, slots x its stride: first the tensor, then its gap."""
-        return self._bytes[self._regions[tensor.name]].reshape(self.slots, -1)
+    def row(self, slot: int, tensor: Tensor) -> Bytes:
+        """A view of one tensor's bytes."""
+        start = self.offset(tensor.name, slot)
+        return self._bytes[start : start + tensor.bytes]
 
-    def _gaps(self, tensor: Tensor) -> Bytes:
-        """A page before a tensor and a page behind it, slots x 2 x bytes: all that is mapped beside it lies there."""
-        start, stride = int(self._regions[tensor.name].start), self._strides[tensor.name]
-        shape, strides = (self.slots, 2, ALIGN), (stride, ALIGN + tensor.bytes, 1)
-        return np.lib.stride_tricks.as_strided(self._bytes[start - ALIGN :], shape, strides)
+    def _gaps(self, slots: Iterable[int]) -> Iterator[Bytes]:
+        """A page before each tensor and a page behind it: all that is mapped beside it lies there."""
+        for tensor in self.task.tensors:
+            for slot in slots:
+                start = self.offset(tensor.name, slot)
+                yield self._bytes[start - ALIGN : start]
+                yield self._bytes[start + tensor.bytes :][:ALIGN]
 
     def tensor(self, slot: int, tensor: Tensor) -> torch.Tensor:
         """A view of one tensor; as uint8 where it should be bool and holds something else."""
-        return view(torch.from_numpy(self.rows(tensor)[slot, : tensor.bytes]), tensor)
+        return view(torch.from_numpy(self.row(slot, tensor)), tensor)
 
     def given(self, slot: int) -> dict[str, torch.Tensor]:
         """Views of a slot's inputs and weights, by name."""
@@ -125,19 +128,19 @@ class Arena(Closing):
     def write(self, slot: int, tensors: Tensors) -> None:
         """Put inputs and weights into a slot."""
         for tensor in self.task.given:
-            self.rows(tensor)[slot, : tensor.bytes] = stored(tensors[tensor.name], tensor).numpy()
+            self.row(slot, tensor)[:] = stored(tensors[tensor.name], tensor).numpy()
 
     def untouched(self, slot: int, tensors: Tensors) -> bool:
         """Whether a slot's inputs and weights still hold these values."""
         return all(
-            np.array_equal(self.rows(tensor)[slot, : tensor.bytes], stored(tensors[tensor.name], tensor).numpy())
+            np.array_equal(self.row(slot, tensor), stored(tensors[tensor.name], tensor).numpy())
             for tensor in self.task.given
         )
 
     def clear(self) -> None:
         """Leave nothing that a launch could have kept: inputs and weights zero, outputs poisoned, no table."""
-        for tensor in self.task.given:
-            self.rows(tensor)[:, : tensor.bytes] = 0
+        for tensor, slot in itertools.product(self.task.given, range(self.slots)):
+            self.row(slot, tensor)[:] = 0
         self.poison_outputs(range(self.slots))
         self._bytes[self._table] = 0
 
@@ -147,13 +150,13 @@ class Arena(Closing):
             poison = np.frombuffer(POISONS[tensor.dtype], dtype=f"u{len(POISONS[tensor.dtype])}")
             values = poison if prefill is None else stored(prefill[tensor.name], tensor).numpy().view(poison.dtype)
             for slot in slots:
-                self.rows(tensor)[slot, : tensor.bytes].view(poison.dtype)[:] = values
+                self.row(slot, tensor).view(poison.dtype)[:] = values
 
     def unwritten(self, slot: int) -> bool:
         """Whether a slot's first output holds nothing but poison."""
-        (tensor, *_), slots = self.task.outputs, slice(slot, slot + 1)
+        tensor = self.task.outputs[0]
         poison = np.frombuffer(POISONS[tensor.dtype], dtype=f"u{len(POISONS[tensor.dtype])}")
-        return bool((self.rows(tensor)[slots, : tensor.bytes].view(poison.dtype) == poison).all())
+        return bool((self.row(slot, tensor).view(poison.dtype) == poison).all())
 
     def poison_workspace(self, used_bytes: int) -> None:
         """Fill a candidate's workspace with garbage, and guard the rest of its last page."""
@@ -164,10 +167,8 @@ class Arena(Closing):
 
     def gaps_intact(self, slot: int | None = None) -> bool:
         """Whether nothing was written beside tensors, of one slot or of all, nor behind the workspace asked for."""
-        slots = slice(None) if slot is None else slice(slot, slot + 1)
-        return bool((self._bytes[self._workspace_guard] == GUARD_BYTE).all()) and all(
-            bool((self._gaps(tensor)[slots] == GUARD_BYTE).all()) for tensor in self.task.tensors
-        )
+        gaps = self._gaps(range(self.slots) if slot is None else [slot])
+        return all(bool((gap == GUARD_BYTE).all()) for gap in (self._bytes[self._workspace_guard], *gaps))
 
     def write_segments(self, workspace_bytes: int) -> tuple[int, int]:
         """Put what a candidate's process maps into the table: where, how much, whether it may write there.
