@@ -522,7 +522,6 @@ time.sleep(60)
     assert (found.status, "together" in found.reason) == (Readiness.TOO_LARGE, True), found
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.full
 def test_a_file_whose_processes_multiply_is_ended(tmp_path) -> None:
     bomb = """

@@ -79,13 +79,18 @@ def cpu_seconds(root: int) -> float:
 
 def queued_s(root: int) -> float:
     """Seconds that the threads of a tree's processes have waited for a core; 0 where the system does not say."""
-    nanoseconds = 0
+    return sum(queues_s(root).values())
+
+
+def queues_s(root: int) -> dict[int, float]:
+    """The same for each of the threads."""
+    found = {}
     for pid in processes(root):
         with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that ended, a kernel without schedstat
             for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib takes three times as long
                 with open(f"/proc/{pid}/task/{thread}/schedstat") as file:  # noqa: PTH123
-                    nanoseconds += int(file.read().split()[1])
-    return nanoseconds / 1e9
+                    found[int(thread)] = int(file.read().split()[1]) / 1e9
+    return found
 
 
 class Watch:
