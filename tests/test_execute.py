@@ -222,7 +222,7 @@ def test_a_killed_parent_leaves_no_stopped_process_behind(tmp_path) -> None:
     code = f"""
 import os, signal, sys, time
 from pathlib import Path
-from cuda_l2.system import lock, paths
+from cuda_l2.system import process_tree
 from cuda_l2.contract import CpuContract
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Worker
@@ -234,6 +234,7 @@ terms = CpuContract("gemm", 2, "0")
 worker = Worker(CandidateMemory(arena, terms), Path({str(artifact)!r}), terms)
 baselines.attach(arena)
 worker.freeze(), baselines.freeze()
+assert process_tree.all_stopped(baselines._process.pid)
 print(worker._process.pid, baselines._process.pid, flush=True)
 time.sleep(100)
 """

@@ -156,8 +156,12 @@ class ModelArm:
     def queued_s(self) -> float:
         return process_tree.queued_s(self._module.pid)
 
+    def stop(self) -> None:
+        self._module.freeze()
+
     def freeze(self) -> None:
         self._module.freeze()
+        self._module.await_stopped()
 
     def thaw(self) -> None:
         self._module.thaw()

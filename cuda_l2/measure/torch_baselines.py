@@ -116,8 +116,18 @@ class TorchBaselines(Closing):
         """Put the last result of a baseline that returns new tensors into its slot."""
         self._message(op="collect")
 
-    def freeze(self) -> None:
+    def stop(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
+
+    def freeze(self) -> None:
+        """Stop it; returns when every thread has stopped. OpenMP's that spin take the signal once they have a core."""
+        self.stop()
+        try:
+            if process_tree.wait_stopped(self._process.pid, START_TIMEOUT_S):
+                return
+        except OSError:
+            pass
+        raise self._gone()
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -183,12 +193,8 @@ class TorchArm:
     def __init__(self, baselines: TorchBaselines, baseline: TorchBaseline) -> None:
         self._baselines, self._baseline = baselines, baseline
         # stopped between its turns: OpenMP's threads would spin into the next arm's time
-        self.run, self.queued_s, self.freeze, self.thaw = (
-            baselines.run,
-            baselines.queued_s,
-            baselines.freeze,
-            baselines.thaw,
-        )
+        self.run, self.queued_s = baselines.run, baselines.queued_s
+        self.stop, self.freeze, self.thaw = baselines.stop, baselines.freeze, baselines.thaw
         self._slots: Sequence[int] = ()
 
     def prepare(self, slots: Sequence[int]) -> None:

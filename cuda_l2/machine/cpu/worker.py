@@ -175,14 +175,18 @@ class Worker(Closing):
         written = [(each.p_vaddr, each.p_vaddr + each.p_memsz) for each in loaded if each.p_flags & P_FLAGS.PF_W]
         return [(start // ALIGN * ALIGN, -(-stop // ALIGN) * ALIGN) for start, stop in written]
 
+    def stop(self) -> None:
+        self._signal(signal.SIGSTOP)
+
     def freeze(self) -> None:
         """Stop the candidate; returns when every thread has stopped, so that outputs read now are those of the run."""
-        self._signal(signal.SIGSTOP)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while not self._stopped():
-            if time.monotonic() > deadline:
-                raise self._forbidden("does not stop")
-            time.sleep(0.00005)
+        self.stop()
+        try:
+            stopped = process_tree.wait_stopped(self._pid, STOP_TIMEOUT_S)
+        except OSError:
+            raise self._death() from None
+        if not stopped:
+            raise self._forbidden("does not stop")
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -221,15 +225,6 @@ class Worker(Closing):
             os.killpg(self._group, number)
         except ProcessLookupError:
             raise self._death() from None
-
-    def _stopped(self) -> bool:
-        """Whether every thread of the candidate is stopped, or gone."""
-        try:
-            tasks = list(Path(f"/proc/{self._pid}/task").iterdir())
-            states = {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
-        except OSError:
-            raise self._death() from None
-        return states <= {"T", "t", "Z", "X"}
 
     def _forbidden(self, what: str) -> Fault:
         sandbox.kill(self._process)
