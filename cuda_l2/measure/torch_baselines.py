@@ -117,7 +117,7 @@ class TorchBaselines(Closing):
         self._message(op="collect")
 
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def freeze(self) -> None:
         """Stop it; returns when every thread has stopped. OpenMP's that spin take the signal once they have a core."""
@@ -130,7 +130,14 @@ class TorchBaselines(Closing):
         raise self._gone()
 
     def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the process, which need not be a child of this one: it may serve those that are forked from its parent."""
+        try:
+            os.kill(self._process.pid, number)
+        except ProcessLookupError:
+            raise self._gone() from None
 
     def close(self) -> None:
         self._process.kill()
