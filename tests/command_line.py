@@ -20,7 +20,7 @@ import few_kernels
 import kept_baselines
 import scripted_times
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -470,13 +470,12 @@ def test_a_run_over_a_grid_says_at_once_what_it_will_do(tmp_path) -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr
     first, second = process.stderr.readline(), process.stderr.readline()
-    measured = len(stored(tmp_path))
     process.kill()
     process.communicate()
     assert "the best kernels known, or default ones, on 24 shapes, 0 of them done before" in first
     assert "under offline, server; 3 baselines (" in first and "torch fp16" in first and str(tmp_path) in first
     assert re.search(r"; this takes at least \d+ s$", first)
-    assert second.startswith("0 of 24 shapes; ") and measured == 0
+    assert second.startswith("0 of 24 shapes; ")
 
 
 def test_the_least_time_of_a_grid_counts_launches_at_the_peak_and_leaves_out_what_does_not_fit(tmp_path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import pytest
 from conftest import honest_source
 from linear import require_linear
 
-from cuda_l2.build import rules
+from cuda_l2.build import cpu, rules
 from cuda_l2.build.cpu import build
 from cuda_l2.records import BuildStatus, Candidate
 from cuda_l2.system import paths, sandbox, scratch
@@ -167,6 +168,19 @@ def test_a_build_is_cached_by_content(own_cache, target) -> None:
     assert first.status is BuildStatus.BUILT, first.reason
     assert second == first
     assert Path(first.artifact).exists()
+
+
+def test_the_compiler_has_a_limit_of_processor_time_which_other_work_does_not_use_up(target, monkeypatch) -> None:
+    monkeypatch.setattr(cpu, "LIMITS", replace(cpu.LIMITS, cpu_seconds=1))
+    lines = ["#define A0 x = x * y + z; y = y * z + x; z = z * x + y;"]
+    lines += [f"#define A{i} A{i - 1} A{i - 1}" for i in range(1, 18)]
+    body = "void gemm(int *p) { int x = p[0], y = p[1], z = p[2]; A17 p[0] = x + y + z; }"
+    large = Candidate('/* cuda-l2\ntarget = "cpu"\n*/\n' + "\n".join([*lines, body]))
+    late = build(large, target)
+    assert (late.status, late.reason) == (BuildStatus.TIMED_OUT, cpu.LATE)
+    monkeypatch.setattr(cpu, "LIMITS", replace(cpu.LIMITS, cpu_seconds=0))
+    monkeypatch.setattr(cpu.rules, "MAX_EXPANSION_BYTES", 0)
+    assert build(large, target).status is BuildStatus.REFUSED, "that a machine was slow is not remembered"
 
 
 def test_a_failed_build_keeps_the_compilers_words(target) -> None:

@@ -363,7 +363,7 @@ AS_CUTLASS = "#if 0\n#include <cute/tensor.hpp>\n#endif\n"  # so that limits of 
 
 
 def test_a_source_out_of_time_costs_only_itself(own_cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_compiler, "CUTLASS_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(cuda_compiler, "CUTLASS_CPU_S", 1)
     bomb = Candidate(source(AS_CUTLASS + BOMB + SIMPLE))
     late, fine = build_all([bomb, Candidate(source(SIMPLE + "// beside a bomb"))], target("sm_90a"))
     assert late.status is BuildStatus.TIMED_OUT, late.reason

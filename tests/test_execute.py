@@ -17,11 +17,12 @@ from waiting import wait_until
 import cuda_l2
 from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
+from cuda_l2.machine.cpu import worker
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Fault, Worker, writable
 from cuda_l2.machine.fills import POISON
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
-from cuda_l2.system import lock, paths
+from cuda_l2.system import lock, paths, process_tree
 from cuda_l2.system.native import compiled
 
 POOL = Path(cuda_l2.__file__).parent / "machine" / "cpu" / "pool.c"
@@ -73,13 +74,32 @@ def library(folder: Path, body: str, before: str = "") -> Path:
     ],
 )  # fmt: skip
 def test_a_hostile_library_ends_itself_only(tmp_path, arena, monkeypatch, body, before, status) -> None:
-    slow = "for (;;) {}" in before
-    monkeypatch.setattr("cuda_l2.machine.cpu.worker.START_TIMEOUT_S", 2.0 if slow else 20.0)
+    if "for (;;) {}" in before:
+        monkeypatch.setattr("cuda_l2.machine.cpu.worker.START_TIMEOUT_S", 2.0)
     artifact = library(tmp_path, body, before)
     with pytest.raises(Fault) as fault, opened(arena, artifact, CpuContract("gemm", 2, "0")) as worker:
         worker.launch(0, 1.0 if status is VerdictStatus.TIMED_OUT else 20.0)
     assert status is None or fault.value.status is status, fault.value.reason
     assert fault.value.reason
+
+
+@pytest.mark.parametrize(("waits", "gives_up_s"), [(0.0, 10.0), (0.9, 55.0)])
+def test_a_launch_hangs_by_the_time_in_which_it_had_a_core(tmp_path, arena, monkeypatch, waits, gives_up_s) -> None:
+    """waits: share of the time for which one of its threads waits for a core."""
+    now_s = [0.0]
+
+    def nothing_comes(reads, writes, errors, seconds: float):
+        now_s[0] += seconds
+        return [], [], []
+
+    artifact = library(tmp_path, "for (;;) {}")
+    with opened(arena, artifact, CpuContract("gemm", 1, "0")) as candidate, monkeypatch.context() as patch:
+        patch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=lambda: now_s[0]))
+        patch.setattr(worker, "select", SimpleNamespace(select=nothing_comes))
+        patch.setattr(process_tree, "queues_s", lambda root: {1: 7.0, 2: waits * now_s[0]})
+        with pytest.raises(Fault, match=r"did not finish within 10\.0 s"):
+            candidate.launch(0, 10.0)
+    assert now_s[0] == pytest.approx(gives_up_s, rel=0.01)
 
 
 def test_a_library_that_opens_files_at_load_finds_none(tmp_path, arena) -> None:
@@ -206,6 +226,7 @@ from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Gemm
+from cuda_l2.system import process_tree
 arena = Arena([Gemm(8, 4, 2)], slots=1, workspace_bytes=64)
 terms = CpuContract("gemm", 2, "64")
 worker = Worker(CandidateMemory(arena, terms), Path(ARTIFACT), terms)
@@ -214,6 +235,7 @@ STOPPED = """
 baselines = TorchBaselines(1)
 baselines.attach(arena)
 worker.freeze(), baselines.freeze()
+assert process_tree.all_stopped(baselines._process.pid)
 print(worker._process.pid, baselines._process.pid, flush=True)
 """
 ENDLESS = """

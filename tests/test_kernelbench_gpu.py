@@ -59,7 +59,6 @@ from cuda_l2.tasks.cases import in_full_precision
 
 EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
 RUNS = pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine")
-pytestmark = pytest.mark.timeout(600)  # of compilers on a busy machine
 
 OFFLINE = replace(CUDA_PROTOCOLS["offline"], min_rounds=6, max_rounds=6, heat_s=0.0)
 """With few rounds and few launches in each: threads of this CPU stand in for a GPU's."""

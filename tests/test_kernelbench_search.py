@@ -35,7 +35,6 @@ QUARTIC, SWISH = "kernelbench/level1/1", "kernelbench/level2/1"
 
 pytestmark = [
     pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine"),
-    pytest.mark.timeout(600),  # of compilers on a busy machine
 ]
 
 CONTRACT = """\

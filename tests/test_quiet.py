@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,10 +95,71 @@ def test_waiting_ends_with_quiet_or_with_patience(machine: Any) -> None:
         Quiet(ticking(), 0.0).wait("no patience at all")
 
 
+def test_who_took_the_cores_is_named(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.others, known = 1.0, os.getpid()
+    assert known not in process_tree.seconds_of_others() and process_tree.name_of(1 << 22) == ""
+    looks = iter([{1: 3.0, known: 5.0}, {1: 3.1, known: 5.9, 7: 9.0}])
+    monkeypatch.setattr(process_tree, "seconds_of_others", lambda: next(looks))
+    name = re.escape(process_tree.name_of(known))
+    assert name
+    with pytest.raises(Busy, match=rf"^a reason; process {known} \({name}\) took 0\.\d cores$"):
+        Quiet(ticking(), 1.0).wait("a reason")
+
+
 def test_the_time_that_threads_wait_for_a_core_is_read_of_a_whole_tree() -> None:
     assert process_tree.queued_s(1 << 22) == 0.0, "no such process"
     before = process_tree.queued_s(os.getpid())
     assert before >= 0.0 and process_tree.queued_s(os.getpid()) >= before
+
+
+class Spinning:
+    """An arm of which one thread spins after a run, on a core that the judge takes; seconds by script.
+
+    As Linux counts: what a thread waits is added once it has a core, which it needs to take a signal too.
+    """
+
+    def __init__(self, in_run_s: float) -> None:
+        self.in_run_s, self.counted_s, self.waits_s, self.running = in_run_s, 0.0, 0.0, False
+
+    def prepare(self, slots: Sequence[int]) -> None:
+        self.waits_s = 0.012
+
+    def run(self, timeout_s: float) -> float:
+        assert self.running
+        self.counted_s += self.waits_s + self.in_run_s
+        self.waits_s = 0.012
+        return 0.004
+
+    def queued_s(self) -> float:
+        return self.counted_s
+
+    def stop(self) -> None:
+        self.running = False
+
+    def freeze(self) -> None:
+        self.stop()
+        self.counted_s, self.waits_s = self.counted_s + self.waits_s, 0.0
+
+    def thaw(self) -> None:
+        self.running = True
+
+    def collect(self) -> Sequence[int]:
+        return [0]
+
+
+@pytest.mark.parametrize(("in_run_s", "own_s", "says"), [(0.0, 0.0, ""), (0.002, 0.0, "50%"), (0.0, 0.003, "75%")])
+def test_only_waits_while_a_sample_runs_count_those_of_the_judge_too(
+    in_run_s, own_s, says, machine, monkeypatch
+) -> None:
+    arm, own = Spinning(in_run_s), iter([1.0, 1.0 + own_s])
+    monkeypatch.setattr(process_tree, "own_queued_s", lambda: next(own))
+    monkeypatch.setattr(cpu_rounds, "Quiet", Quiet)
+    nothing = dict.fromkeys(("begin_warm_up", "refresh", "require_untouched"), lambda *given: None)
+    operands = SimpleNamespace(slots=4, fresh_processes=False, check=lambda *given, **how: 0.0, **nothing)
+    terms = Terms(SEARCH, np.random.default_rng(0), clock=ticking())
+    rounds = cpu_rounds._CpuRounds(operands, {"library": arm}, {}, terms, 60.0)
+    assert scripted_times.REAL["sample"](rounds, "library", 2) == 0.002
+    assert says in rounds.disturbed() and bool(says) == bool(rounds.disturbed())
 
 
 class Disturbed(Rounds):

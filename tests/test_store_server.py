@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from waiting import wait_until
 
 from cuda_l2.archive import Archive
 from cuda_l2.records import Candidate, Gemm
+from cuda_l2.store import postgres
 from cuda_l2.store.postgres import PostgresDatabase
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.place import Server
@@ -102,14 +104,14 @@ def test_a_killed_server_loses_nothing_and_stores_nothing_twice(own_server: Any,
     assert set(told(files)) <= set(kept) and len(kept) == len(set(kept))
 
 
-def test_a_search_goes_on_after_a_restart_and_says_so_once(own_server: Any, capsys: Any) -> None:
+def test_a_search_goes_on_after_a_restart_and_says_so_once(own_server: Any, capsys: Any, monkeypatch: Any) -> None:
+    starts = [own_server.start]
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: starts and starts.pop()())
     with Archive(own_server.url()) as archive:
         archive.append(trial("before"))
         own_server.kill()
-        starter = threading.Timer(0.5, own_server.start)
-        starter.start()
+        monkeypatch.setattr(postgres, "time", clock)
         archive.append(trial("after"))
-        starter.join()
         assert [each.candidate.source for each in archive.trials()] == ["before", "after"]
     said = capsys.readouterr().err
     assert said.count("trying again for up to 120 s") == 1 and own_server.password not in said

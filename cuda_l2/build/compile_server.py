@@ -68,7 +68,8 @@ def in_child(connection: socket.socket, limits: dict[int, int], work: Callable[[
             os.close(ended)
             signal.signal(signal.SIGXCPU, signal.SIG_DFL)
             for limit, value in limits.items():
-                resource.setrlimit(limit, (value, value))
+                # of processor time SIGXCPU at the limit; at the hard one SIGKILL, which does not say why
+                resource.setrlimit(limit, (value, value + (limit == resource.RLIMIT_CPU)))
             status = work()
         except BaseException as error:  # noqa: BLE001 - this is the child's end, also where memory is short
             os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))

@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,11 @@ from cuda_l2.system import sandbox, scratch
 from cuda_l2.system.errors import MachineError
 
 SOURCE_NAME = "candidate.c"
-TIMEOUT_S = 30.0
-LIMITS = sandbox.Limits(memory_bytes=4 << 30, cpu_seconds=60, file_bytes=16 << 20)
+CPU_S, TIMEOUT_S = 30, 300.0
+"""Limits of the compiler: of its processor time, and of time by the clock, however busy the machine."""
+LIMITS = sandbox.Limits(memory_bytes=4 << 30, cpu_seconds=CPU_S, file_bytes=16 << 20)
+LATE = f"the compiler did not finish within {CPU_S} s"
+OUT_OF_TIME = (None, -signal.SIGXCPU, 128 + signal.SIGXCPU)
 
 
 def build_all(candidates: Sequence[Candidate], target: CpuTarget) -> list[Build]:
@@ -72,8 +76,8 @@ def link(candidate: Candidate, target: CpuTarget, helper: Path, work: Path) -> s
     flags = [flag for flag in target.compile_flags if flag != "-nostdlib"]
     command = [target.compiler, *flags, "-fvisibility=hidden", "-pthread", SOURCE_NAME, "helper.o", "-o", "library.so"]
     done = sandbox.run(sandbox.wrap(command, work, LIMITS, reads=_toolchain(target)), TIMEOUT_S, cwd=work)
-    if done.status is None:
-        return f"the compiler did not finish within {TIMEOUT_S:.0f} s"
+    if _out_of_time(done):
+        return LATE
     return _first_error(done.output, done.status) if done.status else ""
 
 
@@ -99,8 +103,8 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
     assemble = [target.compiler, *flags, "kernel.s", "-o", "kernel.so"]
     for step in (preprocess, compile_, assemble):
         done = sandbox.run(sandbox.wrap(step, work, LIMITS, reads=_toolchain(target)), TIMEOUT_S, cwd=work)
-        if done.status is None:
-            return BuildStatus.TIMED_OUT, f"the compiler did not finish within {TIMEOUT_S:.0f} s", done.output
+        if _out_of_time(done):
+            return BuildStatus.TIMED_OUT, LATE, done.output
         if done.status and shutil.disk_usage(work).free < LIMITS.file_bytes:  # not a property of the source
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if done.status:
@@ -141,6 +145,11 @@ def _toolchain(target: CpuTarget) -> list[Path]:
     paths_ = [Path(target.compiler), Path(target.compiler).resolve()]
     roots = {path.parent.parent for path in paths_}
     return [root for root in sorted(roots) if not str(root).startswith(("/usr", "/etc")) and root != Path("/")]
+
+
+def _out_of_time(done: sandbox.Finished) -> bool:
+    """Whether one of the limits of time ended the compiler, or the process that it started."""
+    return done.status in OUT_OF_TIME or bool(done.status and "CPU time limit exceeded" in done.output)
 
 
 def _first_error(output: str, status: int) -> str:

@@ -34,10 +34,12 @@ from cuda_l2.records import BuildStatus
 from cuda_l2.system import paths, sandbox, scratch
 from cuda_l2.system.errors import UserError
 
-TIMEOUT_S, CUTLASS_TIMEOUT_S = 30.0, 90.0
+CPU_S, CUTLASS_CPU_S = 30, 90
+"""Limits of the processor time of a compilation; by the clock `PATIENCE` times as much, since machines are busy."""
+PATIENCE = 10
 MEMORY_BYTES, CUTLASS_MEMORY_BYTES = 4 << 30, 8 << 30
 FILE_BYTES = 64 << 20
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 MAX_LOG_BYTES = 4 << 20
 NVRTC_HEADERS = Path(__file__).with_name("nvrtc_headers")
 INSTALL = "pip install 'cuda-l2[cuda]', or set CUDA_HOME to a CUDA toolkit of version 13"
@@ -139,14 +141,14 @@ def compile_source(source: str, arch: str, tools: Toolchain, *, with_cutlass: bo
             reason = "includes CuTe or CUTLASS, whose headers are not installed: pip install nvidia-cutlass"
             return Compiled(BuildStatus.FAILED, reason, repeatable=False)
         headers.append(found[0])
-    timeout_s = CUTLASS_TIMEOUT_S if with_cutlass else TIMEOUT_S
+    cpu_s = CUTLASS_CPU_S if with_cutlass else CPU_S
     memory_bytes = CUTLASS_MEMORY_BYTES if with_cutlass else MEMORY_BYTES
-    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": int(2 * timeout_s), "RLIMIT_FSIZE": FILE_BYTES, "RLIMIT_CORE": 0}
+    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_s, "RLIMIT_FSIZE": FILE_BYTES, "RLIMIT_CORE": 0}
     job = {"limits": limits, "options": _nvrtc_options(arch, headers)}
     for _ in range(2):
         try:
             with _server() as server:
-                return server.compile(source, job, timeout_s)
+                return server.compile(source, job, PATIENCE * cpu_s)
         except ServerEnded:
             continue  # for whatever reason: one more try, on another
     return Compiled(BuildStatus.FAILED, "the compile server ended twice on this source", repeatable=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from cuda_l2.system import sandbox, scratch
 
 WORD_BYTES = 16
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 LIMITS = sandbox.Limits(memory_bytes=4 << 30, cpu_seconds=60, file_bytes=1 << 30)
 _LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(\S.*?)\s*;", re.MULTILINE)
 

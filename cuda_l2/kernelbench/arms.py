@@ -114,7 +114,7 @@ class ModelArm:
         limits = Resources("cpu", threads, known.file.effort.memory_bytes, 0, known.file.effort.timeout_s, spins)
         self._module = model_of(known, task, slots + 1, limits, compiled=name == COMPILED)
         self.queued_s, self.close = self._module.queued_s, self._module.close
-        self.freeze, self.thaw = self._module.freeze, self._module.thaw
+        self.stop, self.thaw = self._module.freeze, self._module.thaw
 
     def tried(self, arena: Arena, case: ForeignCase) -> str:
         """Use an arena and a case of its task from now on; why it does not compute the case, empty where it does."""
@@ -153,6 +153,10 @@ class ModelArm:
         """Put the last result into its slot."""
         self._arena.poison_outputs(self._slots[-1:], self._module.output(len(self._slots) - 1))
         return self._slots[-1:]
+
+    def freeze(self) -> None:
+        self.stop()
+        self._module.await_stopped()
 
 
 def model_of(known: ForeignTask, task: Task, calls: int, limits: Resources, *, compiled: bool) -> Module:

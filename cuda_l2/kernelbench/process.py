@@ -19,7 +19,7 @@ from cuda_l2.kernelbench import runner
 from cuda_l2.kernelbench.conversation import Conversation, one_line
 from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.sandboxed import GONE, SandboxedPython
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cpu.worker import STOP_TIMEOUT_S, Fault
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.records import DTYPE_BYTES, Tensor, VerdictStatus
 from cuda_l2.system import process_tree, sandbox
@@ -345,6 +345,12 @@ class Module(Closing):
 
     def freeze(self) -> None:
         self._stopped = process_tree.stop(self._process.pid)
+
+    def await_stopped(self) -> None:
+        """Return when every thread of a process that is being stopped has stopped."""
+        for pid in self._stopped:
+            with contextlib.suppress(OSError):  # gone
+                process_tree.wait_stopped(pid, STOP_TIMEOUT_S)
 
     def thaw(self) -> None:
         """Let every process go on that was stopped: none began since, and they need not be looked for."""

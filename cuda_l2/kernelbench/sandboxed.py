@@ -29,7 +29,7 @@ from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
 START_TIMEOUT_S = 120.0
-GONE_TIMEOUT_S = 10.0
+GONE_TIMEOUT_S = 60.0
 MAX_ANSWER_BYTES = 8 << 20
 BOOT = """
 import json, runpy, sys

@@ -17,6 +17,7 @@ from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.quiet import Busy, Quiet
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
 from cuda_l2.records import Conditions, Timing, TimingStatus
+from cuda_l2.system import process_tree
 from cuda_l2.system.errors import UserError
 
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
@@ -37,7 +38,12 @@ class Contestant(Interface):
     def queued_s(self) -> float:
         """Seconds that its threads have waited for a core so far."""
 
-    def freeze(self) -> None: ...
+    def stop(self) -> None:
+        """Have its threads stop: none runs on, though one that has no core now takes the signal later."""
+
+    def freeze(self) -> None:
+        """The same; returns when every thread has stopped."""
+
     def thaw(self) -> None: ...
     def collect(self) -> Sequence[int]:
         """The slots of the last run that hold its results now."""
@@ -138,12 +144,14 @@ class _CpuRounds(Rounds):
         arm.freeze()
         self.evicted += 1
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
-        queued_s = arm.queued_s()
+        queued_s = arm.queued_s()  # of threads that wait for nothing now
         self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
+        queued_s += process_tree.own_queued_s()  # this thread's wait for a core would be in the sample too
         arm.thaw()
         seconds = arm.run(self.timeout_s) / count
+        arm.stop()  # what its threads wait from here on is not the sample's
+        self.quiet.sampled(seconds * count, process_tree.own_queued_s() + arm.queued_s() - queued_s)
         arm.freeze()
-        self.quiet.sampled(seconds * count, arm.queued_s() - queued_s)
         try:
             difference = self.operands.check(arm.collect(), element_wise=self.check_elements)
             self.operands.require_untouched(count)

@@ -31,6 +31,24 @@ class OtherWork:
         return BusyCores(round(cores, 2), len(os.sched_getaffinity(0)))
 
 
+class Others:
+    """Watches from here on which other process takes most of the cores."""
+
+    def __init__(self, clock: Clock = CLOCK) -> None:
+        self._now, self._before, self._began = clock.now, process_tree.seconds_of_others(), clock.now()
+
+    def busiest(self) -> str:
+        """As in: process 1234 (cc1) took 0.9 cores. Empty where none took a noticed part, or is none to be seen."""
+        seconds, taken = self._now() - self._began, process_tree.seconds_of_others()
+        cores = {
+            pid: (taken[pid] - self._before[pid]) / seconds for pid in taken if pid in self._before and seconds > 0
+        }
+        pid = max(cores, key=cores.__getitem__, default=0)
+        if not pid or cores[pid] < NOTICED_CORES:
+            return ""
+        return f"process {pid} ({process_tree.name_of(pid)}) took {cores[pid]:.1f} cores"
+
+
 def noticed(conditions: Conditions) -> str:
     """A line for a report, or nothing where other work took too little to mention."""
     found = conditions.other_work

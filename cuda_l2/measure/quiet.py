@@ -12,7 +12,7 @@ import os
 import statistics
 
 from cuda_l2.measure.clock import Clock
-from cuda_l2.measure.other_work import NOTICED_CORES, OtherWork, stolen_s
+from cuda_l2.measure.other_work import NOTICED_CORES, Others, OtherWork, stolen_s
 from cuda_l2.system import control_groups
 from cuda_l2.system.steps import step
 
@@ -70,12 +70,12 @@ class Quiet:
 
     def wait(self, why: str) -> None:
         """Return when others leave the cores alone; Busy where patience ends before."""
-        now = self._clock.now()
+        now, watched = self._clock.now(), Others(self._clock)
         self._patient_until = min(self._patient_until, now + self._patience_s)
         with step("waiting until other programs leave the cores alone", max(0.0, self._patient_until - now)):
             while True:
                 if self._clock.now() >= self._patient_until:
-                    raise Busy(why)
+                    raise Busy("; ".join(filter(None, (why, watched.busiest()))))
                 others = OtherWork(self._clock)
                 self._clock.sleep(PAUSE_S)
                 found = others.found()

@@ -116,11 +116,28 @@ class TorchBaselines(Closing):
         """Put the last result of a baseline that returns new tensors into its slot."""
         self._message(op="collect")
 
+    def stop(self) -> None:
+        self._signal(signal.SIGSTOP)
+
     def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        """Stop it; returns when every thread has stopped. OpenMP's that spin take the signal once they have a core."""
+        self.stop()
+        try:
+            if process_tree.wait_stopped(self._process.pid, START_TIMEOUT_S):
+                return
+        except OSError:
+            pass
+        raise self._gone()
 
     def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the process, which need not be a child of this one: it may serve those that are forked from its parent."""
+        try:
+            os.kill(self._process.pid, number)
+        except ProcessLookupError:
+            raise self._gone() from None
 
     def close(self) -> None:
         self._process.kill()
@@ -184,7 +201,7 @@ class TorchArm:
         self._baselines, self._baseline = baselines, baseline
         # stopped between its turns: OpenMP's threads would spin into the next arm's time
         self.run, self.queued_s = baselines.run, baselines.queued_s
-        self.freeze, self.thaw = baselines.freeze, baselines.thaw
+        self.stop, self.freeze, self.thaw = baselines.stop, baselines.freeze, baselines.thaw
         self._slots: Sequence[int] = ()
 
     def prepare(self, slots: Sequence[int]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 PR_SET_PDEATHSIG = 1
 WATCH_INTERVAL_S = 0.02
 WEIGHING_S = 0.1
+STOPPED = ("T", "t", "Z", "X")
+LOOK_AGAIN_S = 0.00005
 BLOCK_BYTES = 1 << 16
 OUT_OF_MEMORY = "its processes together took more memory than they may"
 MOST_PROCESSES = 256 + 4 * (os.cpu_count() or 1)
@@ -61,6 +63,24 @@ def _walked(root: int) -> Iterator[int]:
                 unread += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
 
 
+def all_stopped(pid: int) -> bool:
+    """Whether every thread of a process is stopped or gone; a signal is taken when the thread has a core. OSError where
+    there is no such process.
+    """
+    threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - pathlib takes three times as long
+    return all((_fields(f"{pid}/task/{thread}") or ["X"])[0] in STOPPED for thread in threads)
+
+
+def wait_stopped(pid: int, timeout_s: float) -> bool:
+    """Wait for threads to take the signal that stops them; whether they did. OSError as `all_stopped`."""
+    deadline = time.monotonic() + timeout_s
+    while not all_stopped(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_AGAIN_S)
+    return True
+
+
 def wait_gone(pids: Iterable[int], timeout_s: float) -> None:
     """Wait for processes that were killed: a namespace's end a little after its first one."""
     deadline = time.monotonic() + timeout_s
@@ -77,15 +97,41 @@ def cpu_seconds(root: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def seconds_of_others() -> dict[int, float]:
+    """Processor time that each process has taken which does not descend from this one, by its number."""
+    ours = set(processes(os.getpid()))
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    fields = {pid: _fields(pid) for pid in pids if pid not in ours}
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    return {pid: (int(found[11]) + int(found[12])) * tick_s for pid, found in fields.items() if found}
+
+
+def name_of(pid: int) -> str:
+    """A process's name, printable; empty where there is none."""
+    name = _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
+    return "".join(letter for letter in name if letter.isprintable())
+
+
 def queued_s(root: int) -> float:
     """Seconds that the threads of a tree's processes have waited for a core; 0 where the system does not say."""
-    nanoseconds = 0
+    return sum(queues_s(root).values())
+
+
+def queues_s(root: int) -> dict[int, float]:
+    """The same for each of the threads."""
+    found = {}
     for pid in processes(root):
         with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that ended, a kernel without schedstat
             for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib takes three times as long
                 with open(f"/proc/{pid}/task/{thread}/schedstat") as file:  # noqa: PTH123
-                    nanoseconds += int(file.read().split()[1])
-    return nanoseconds / 1e9
+                    found[int(thread)] = int(file.read().split()[1]) / 1e9
+    return found
+
+
+def own_queued_s() -> float:
+    """Seconds that the calling thread has waited for a core; 0 where the system does not say."""
+    fields = _read("/proc/thread-self/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 class Watch:
@@ -156,8 +202,8 @@ def _state(pid: int) -> str:
     return (_fields(pid) or [""])[0]
 
 
-def _fields(pid: int) -> list[str]:
-    """Fields of its `stat`, from the state on."""
+def _fields(pid: int | str) -> list[str]:
+    """Fields of a process's or a thread's `stat`, from the state on."""
     return _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
 
 

@@ -30,6 +30,8 @@ MOST_TASKS = 1024 + 16 * (os.cpu_count() or 1)
 """Processes and threads of one sandbox at a time, where the kernel limits them: thousands take minutes to end."""
 _DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 """With the thread that starts it, to be exact, as bubblewrap's --die-with-parent has it too."""
+TRIAL_S = 120.0
+"""Limit of a sandbox's first trial: a busy machine must not be given a weaker one."""
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
 
 # Builds the same view as bubblewrap's with unshare's own privileges: an empty root, the system's folders
@@ -84,6 +86,7 @@ class Limits:
 
     memory_bytes: int = 0
     cpu_seconds: int = 0
+    """Of each process, which SIGXCPU ends then."""
     file_bytes: int = 0
 
 
@@ -102,7 +105,10 @@ def kind() -> Kind:
         for candidate in (Kind.BUBBLEWRAP, Kind.NAMESPACES):
             try:
                 trial = subprocess.run(
-                    wrap(["/bin/true"], Path(folder), using=candidate), capture_output=True, timeout=20, check=False
+                    wrap(["/bin/true"], Path(folder), using=candidate),
+                    capture_output=True,
+                    timeout=TRIAL_S,
+                    check=False,
                 )
             except (OSError, subprocess.TimeoutExpired):
                 continue
@@ -273,9 +279,11 @@ def _limit_arguments(limits: Limits) -> list[str]:
     if not shutil.which("prlimit"):
         return []
     arguments = ["prlimit", "--core=0"]
-    for option, value in (("as", limits.memory_bytes), ("cpu", limits.cpu_seconds), ("fsize", limits.file_bytes)):
+    for option, value in (("as", limits.memory_bytes), ("fsize", limits.file_bytes)):
         if value:
             arguments.append(f"--{option}={value}")
+    if limits.cpu_seconds:  # a second later SIGKILL, which says less of why
+        arguments.append(f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1}")
     return arguments
 
 

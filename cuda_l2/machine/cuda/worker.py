@@ -28,9 +28,9 @@ from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import MachineError, UserError
 
 MAIN = "cuda_l2.machine.cuda.worker_main"
-START_TIMEOUT_S = 60.0
-LOAD_TIMEOUT_S = 20.0
-END_S = 5.0
+START_TIMEOUT_S = 120.0
+LOAD_TIMEOUT_S = 60.0
+END_S = 60.0
 """A process that closed its end is gone within this time."""
 MAX_MESSAGE_BYTES = 1 << 20
 SLOWEST_GFLOPS, SLOWEST_PRODUCT_GFLOPS, SLOWEST_GBYTES_PER_S = 50.0, 200.0, 1.0
