@@ -33,7 +33,7 @@ class Endpoint(ThreadingHTTPServer):
         """Writes a question; returns the path where its answer is expected."""
         text = "\n\n".join(f"=== {message['role']}\n\n{message['content']}" for message in messages)
         with self._lock:
-            number = 1 + max((int(path.name[:3]) for path in self.folder.glob("[0-9][0-9][0-9].ask.md")), default=0)
+            number = 1 + max((int(path.name.split(".")[0]) for path in self.folder.glob("*.ask.md")), default=0)
             (self.folder / f"{number:03}.ask.md").write_text(text + "\n", encoding="utf-8")
         return self.folder / f"{number:03}.answer.md"
 

@@ -209,19 +209,21 @@ def test_a_damaged_line_costs_itself_only(tasks: Sequence[ProofTask], tmp_path: 
 
 
 def test_the_proofs_of_parts_are_taken_over_once(tasks: Sequence[ProofTask], tmp_path: Path) -> None:
-    """One that died here is replaced, a fault that was found here stays."""
+    """One that died here is replaced; a fault stays, wherever it was found."""
     died = proof_of(tasks[0], MACHINE, "2026-01-01T00:00:00+00:00", None, "its process died")
     faulty = right(tasks[1], VerdictStatus.UNHYGIENIC, "other bits")
     with ProofFile(tmp_path / "part", MACHINE) as part:
         for task in tasks[:3]:
             part.append(right(task))
+        part.append(elsewhere := right(tasks[3], VerdictStatus.UNHYGIENIC, "other bits there"))
     with ProofFile(tmp_path / PROOF, MACHINE) as proofs:
         proofs.append(died)
         proofs.append(faulty)
+        proofs.append(right(tasks[3]))
         for _ in range(2):
             proofs.take_over(tmp_path / "part")
-        assert proofs.pending(tasks) == tasks[3:] and failures(tasks, proofs) == [faulty]
-    assert len((tmp_path / PROOF).read_text().splitlines()) == 4
+        assert proofs.pending(tasks) == tasks[4:] and failures(tasks, proofs) == [faulty, elsewhere]
+    assert len((tmp_path / PROOF).read_text().splitlines()) == 6
 
 
 def test_the_table_of_kernels_says_what_was_proved_where(tasks: Sequence[ProofTask], tmp_path: Path) -> None:

@@ -104,6 +104,9 @@ def test_who_took_the_cores_is_named(machine: Any, monkeypatch: pytest.MonkeyPat
     assert name
     with pytest.raises(Busy, match=rf"^a reason; process {known} \({name}\) took 0\.\d cores$"):
         Quiet(ticking(), 1.0).wait("a reason")
+    looks = iter([{1: 3.0}, {1: 3.1}])
+    with pytest.raises(Busy, match=r"^no patience$"):  # a tick of the kernel's clock in no time would be many cores
+        Quiet(ticking(), 0.0).wait("no patience")
 
 
 def test_the_time_that_threads_wait_for_a_core_is_read_of_a_whole_tree() -> None:

@@ -127,6 +127,17 @@ def test_a_worker_that_dies_while_it_collects_loses_no_try(tmp_path, monkeypatch
     assert [path.name for path in out.iterdir()] == [TRIES]  # the parts' folders are gone
 
 
+def test_what_parts_collected_counts_whatever_the_number_of_parts_is_now(tmp_path) -> None:
+    out = tmp_path / "out"
+    collecting(out / "gpu-0", workers="", part="1/2", archive=tmp_path / "archive.db")
+    before = (out / "gpu-0" / TRIES).read_text().splitlines()[1:]
+    collecting(out, workers="")
+    with Collection(out) as collection:
+        assert Counter(line["task"] for line in collection.lines) == dict.fromkeys(SHAPES, 4)
+        assert [json.dumps(line) for line in collection.lines][: len(before)] == before
+    assert not (out / "gpu-0").exists()
+
+
 def test_a_try_is_taken_over_once_and_a_kernel_is_kept_once(tmp_path) -> None:
     tried = [{"task": "8x8x8", "kept": False, "try": 1}, {"task": "8x8x8", "kept": True, "digest": "d", "try": 2}]
     with Collection(tmp_path / "there") as there:

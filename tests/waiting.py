@@ -24,6 +24,24 @@ def wait_until(condition: Callable[[], object], process: "subprocess.Popen[Any] 
         time.sleep(PAUSE_S)
 
 
+def _group_states(group: int) -> list[str]:
+    """States of the processes of a group, from /proc."""
+    states = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group:
+            states.append(fields[0])
+    return states
+
+
+def require_gone(group: int | str) -> None:
+    """Return when no process of a group runs. A zombie waits for init, and runs no more."""
+    wait_until(lambda: all(state.startswith("Z") for state in _group_states(int(group))))
+
+
 def kill_when(condition: Callable[[], object], command: Sequence[object]) -> None:
     """Start a command and kill it, as kill -9 does, once the condition holds."""
     words = [str(word) for word in command]

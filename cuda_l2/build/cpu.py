@@ -8,6 +8,7 @@ import concurrent.futures
 import errno
 import functools
 import os
+import re
 import shutil
 import signal
 import time
@@ -26,8 +27,8 @@ SOURCE_NAME = "candidate.c"
 CPU_S, TIMEOUT_S = 30, 300.0
 """Limits of the compiler: of its processor time, and of time by the clock, however busy the machine."""
 LIMITS = sandbox.Limits(memory_bytes=4 << 30, cpu_seconds=CPU_S, file_bytes=16 << 20)
-LATE = f"the compiler did not finish within {CPU_S} s"
-OUT_OF_TIME = (None, -signal.SIGXCPU, 128 + signal.SIGXCPU)
+_DRIVER_SAYS = re.compile(r"^[^:\s]+: (fatal )?error: .*CPU time limit exceeded", re.M)
+"""What the driver says of a program that it started; a line about the source begins with a place in it."""
 
 
 def build_all(candidates: Sequence[Candidate], target: CpuTarget) -> list[Build]:
@@ -76,8 +77,8 @@ def link(candidate: Candidate, target: CpuTarget, helper: Path, work: Path) -> s
     flags = [flag for flag in target.compile_flags if flag != "-nostdlib"]
     command = [target.compiler, *flags, "-fvisibility=hidden", "-pthread", SOURCE_NAME, "helper.o", "-o", "library.so"]
     done = sandbox.run(sandbox.wrap(command, work, LIMITS, reads=_toolchain(target)), TIMEOUT_S, cwd=work)
-    if _out_of_time(done):
-        return LATE
+    if late := _late(done):
+        return late
     return _first_error(done.output, done.status) if done.status else ""
 
 
@@ -103,8 +104,8 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
     assemble = [target.compiler, *flags, "kernel.s", "-o", "kernel.so"]
     for step in (preprocess, compile_, assemble):
         done = sandbox.run(sandbox.wrap(step, work, LIMITS, reads=_toolchain(target)), TIMEOUT_S, cwd=work)
-        if _out_of_time(done):
-            return BuildStatus.TIMED_OUT, LATE, done.output
+        if late := _late(done):
+            return BuildStatus.TIMED_OUT, late, done.output
         if done.status and shutil.disk_usage(work).free < LIMITS.file_bytes:  # not a property of the source
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if done.status:
@@ -147,9 +148,13 @@ def _toolchain(target: CpuTarget) -> list[Path]:
     return [root for root in sorted(roots) if not str(root).startswith(("/usr", "/etc")) and root != Path("/")]
 
 
-def _out_of_time(done: sandbox.Finished) -> bool:
-    """Whether one of the limits of time ended the compiler, or the process that it started."""
-    return done.status in OUT_OF_TIME or bool(done.status and "CPU time limit exceeded" in done.output)
+def _late(done: sandbox.Finished) -> str:
+    """Which limit of time ended the compiler, or the process that it started; empty where none did."""
+    if done.status is None:
+        return f"the compiler did not finish within {TIMEOUT_S:.0f} s"
+    if done.status in (-signal.SIGXCPU, 128 + signal.SIGXCPU) or (done.status and _DRIVER_SAYS.search(done.output)):
+        return f"the compiler did not finish within {CPU_S} s of processor time"
+    return ""
 
 
 def _first_error(output: str, status: int) -> str:

@@ -27,7 +27,7 @@ INSTRUCTIONS = {
     "waits, or runs by transactions": "umwait umonitor tpause mwaitx? monitorx? xbegin xtest wfe wfet",
     "changes what memory a thread may reach": "wrpkru wrfsbase wrgsbase swapgs",
     "reads a register of the system": "xgetbv rdpkru rdssp[dq]",
-    "reads or changes lasting flags": "pushf[lqw]? popf[lqw]?",
+    "reads or changes the whole register of flags": "pushf[lqw]? popf[lqw]?",
     "saves or restores registers that nobody clears between launches": (
         "fxsave(?:64)? fxrstor(?:64)? xsave[cs]?(?:opt)?(?:64)? xrstors?(?:64)?"
     ),

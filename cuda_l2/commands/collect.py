@@ -1,6 +1,5 @@
 """cuda-l2 collect: verified kernels of models, as data for supervised fine-tuning."""
 
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +60,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
             softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
     require_target(settings.target)
-    number, parts = part(settings.part)
+    number, count = part(settings.part)
 
     from cuda_l2.machine import chosen
 
@@ -73,7 +72,8 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
     from cuda_l2.propose._policy import open_policy
     from cuda_l2.review.checker import open_checker
     from cuda_l2.rigs import open_rig
-    from cuda_l2.runs.collect import Collection, Collector
+    from cuda_l2.runs import parts
+    from cuda_l2.runs.collect import TRIES, Collection, Collector
     from cuda_l2.system import paths
 
     hold_out = HoldOut.read(settings.hold_out)
@@ -82,13 +82,12 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
         raise UserError(f"every task is held out by {settings.hold_out}")
     if held:
         print(f"held out: {', '.join(held)}", file=sys.stderr)
-    wanted = wanted[number - 1 :: parts]
-    also = _by_workers(settings) if settings.workers else []
+    wanted = wanted[number - 1 :: count]
+    if settings.workers:
+        _by_workers(settings)
     path = settings.archive or paths.default_archive()
     with Archive(path) as archive, Collection(settings.out) as collection:
-        for file in also:
-            collection.take_over(file)
-            shutil.rmtree(file.parent)
+        parts.take_over(settings.out, TRIES, collection.take_over)
         policies: dict[str, Policy] = {}  # by the name by which tries are counted
         model = replace(settings.model, exemplars=0)
         checker = open_checker(settings.review, settings.model, path)
@@ -109,7 +108,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
                 collector = Collector(rig, archive, collection, settings, hold_out, checker, _say)
                 pairs = collector.collect(wanted, makers)
         finally:
-            count = collection.export()
+            kernels = collection.export()
             asked: list[Policy | Checker] = [*policies.values(), *filter(None, [checker])]
             for each in asked:
                 if each.summary():
@@ -117,13 +116,13 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
                 each.close()
         done = sum(pair.done(settings) for pair in pairs)
         print(
-            f"{counted(count, 'kernel')} in {settings.out}, part sft;"
+            f"{counted(kernels, 'kernel')} in {settings.out}, part sft;"
             f" {done} of {counted(len(pairs), 'pair')} of task and model done"
         )
 
 
-def _by_workers(settings: CollectSettings) -> list[Path]:
-    """Have every GPU collect for its part of the tasks; the files of their tries."""
+def _by_workers(settings: CollectSettings) -> None:
+    """Have every GPU collect for its part of the tasks."""
     from cuda_l2.runs import parts
     from cuda_l2.runs.collect import TRIES, Collection
 
@@ -131,8 +130,9 @@ def _by_workers(settings: CollectSettings) -> list[Path]:
         raise UserError("--workers gives each GPU its part: leave --part out")
     if (settings.model.tokens, settings.model.money, settings.model.model_seconds) != (None, None, None):
         raise UserError("with --workers each process would spend the whole budget of a model: limit --tries instead")
-    Collection(settings.out).close()  # an error where the folder is another's
-    return parts.share(settings.workers, settings.out, TRIES, tell)
+    with Collection(settings.out) as collection:  # an error where the folder is another's
+        parts.take_over(settings.out, TRIES, collection.take_over)  # the number of parts may be another now
+    parts.share(settings.workers, settings.out, TRIES, tell)
 
 
 def _making(policy: "Policy", seed: int) -> "Make":

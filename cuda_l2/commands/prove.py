@@ -47,7 +47,7 @@ def command(
     rows = read_table(table)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}")
-    number, parts = part(part_)
+    number, count = part(part_)
     require_writable(out / PROOF)
     require_cuda_packages()
 
@@ -59,18 +59,19 @@ def command(
 
     target = detect()
     require_sanitizer()
-    kernels = kernels_of(rows, target)[number - 1 :: parts]
-    if workers and (parts > 1 or fresh):
+    kernels = kernels_of(rows, target)[number - 1 :: count]
+    if workers and (count > 1 or fresh):
         raise UserError(
             "--workers gives each GPU its part, and goes on from what is there: leave --part and --fresh out"
         )
-    also = _by_workers(workers, out, target, jobs) if workers else []
+    _take_over(out, target)  # the number of parts may be another now
+    if workers:
+        _by_workers(workers, out, target, jobs)
+        _take_over(out, target)
     tasks = [task for kernel in kernels for task in tasks_for(kernel, target)]
     if fresh:
         lines.set_aside(out, PROOF, KERNELS)
     with ProofFile(out / PROOF, target.machine) as proofs:
-        for file in also:
-            proofs.take_over(file)
         try:
             finished = _prove(tasks, proofs, target, jobs)
         finally:  # also where an error ends the run
@@ -85,17 +86,29 @@ def command(
     sys.exit(1 if wrong else 0)
 
 
-def _by_workers(asked: str, out: Path, target: "CudaTarget", jobs: int | None) -> list[Path]:
-    """Have every GPU prove its part of the kernels; the files of their verdicts. The GPUs share the machine's cores."""
-    from cuda_l2.library.proof import PROOF
+def _take_over(out: Path, target: "CudaTarget") -> None:
+    """Add the verdicts of parts, if there are any."""
+    from cuda_l2.library.proof import PROOF, ProofFile
     from cuda_l2.runs import parts
+
+    if any(out.glob(f"gpu-*/{PROOF}")):
+        with ProofFile(out / PROOF, target.machine) as proofs:
+            parts.take_over(out, PROOF, proofs.take_over)
+
+
+def _by_workers(asked: str, out: Path, target: "CudaTarget", jobs: int | None) -> None:
+    """Have every GPU prove its part of the kernels. GPUs of one machine share its cores."""
+    from cuda_l2.library.proof import PROOF
+    from cuda_l2.runs import on_ray, parts
     from cuda_l2.runs.prover import CORES_A_WORKER
 
     def changed(count: int) -> dict[str, str]:
-        return {"--jobs": str(jobs or max(1, target.cores // CORES_A_WORKER // count))}
+        if jobs or on_ray.is_ray(asked):  # how many GPUs a node of a cluster has is not known here
+            return {}
+        return {"--jobs": str(max(1, target.cores // CORES_A_WORKER // count))}
 
     # one that found a fault ends with 1, and is done
-    return parts.share(asked, out, PROOF, tell, changed, ended=(0, 1))
+    parts.share(asked, out, PROOF, tell, changed, ended=(0, 1))
 
 
 def _prove(tasks: "list[ProofTask]", proofs: "ProofFile", target: "CudaTarget", jobs: int | None) -> bool:

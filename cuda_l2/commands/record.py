@@ -72,6 +72,7 @@ def command(tasks: list[str] | None = None, /, *, settings: RecordSettings) -> N
             end_interrupted()
     for path in apart:
         path.unlink()
+        path.with_name(f"{path.name}.lines").unlink(missing_ok=True)  # a part's journal, sent from another machine
     _print(settings.out)
 
 

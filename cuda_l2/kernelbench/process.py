@@ -347,10 +347,11 @@ class Module(Closing):
         self._stopped = process_tree.stop(self._process.pid)
 
     def await_stopped(self) -> None:
-        """Return when every thread of a process that is being stopped has stopped."""
+        """Return when every thread of a process that is being stopped has stopped; Fault where one does not."""
         for pid in self._stopped:
             with contextlib.suppress(OSError):  # gone
-                process_tree.wait_stopped(pid, STOP_TIMEOUT_S)
+                if not process_tree.wait_stopped(pid, STOP_TIMEOUT_S):
+                    raise Fault(VerdictStatus.FORBIDDEN, "does not stop")
 
     def thaw(self) -> None:
         """Let every process go on that was stopped: none began since, and they need not be looked for."""

@@ -88,11 +88,14 @@ class ProofFile(Closing):
         self._keep(proof)
 
     def take_over(self, path: Path) -> None:
-        """Append what another file proves that is not proved here. UserError where another run is writing it."""
+        """Append another file's verdicts of what has none here, and its faults of what is correct here.
+
+        UserError where another run is writing it.
+        """
         with ProofFile(path, self.machine) as other:
             found = [(proof, self._found.get(key)) for key, proof in other._found.items()]
         for theirs, ours in found:
-            if ours is None or (ours.status == DIED and theirs.status != DIED):
+            if _weight(theirs) > _weight(ours):
                 self.append(theirs)
 
     def close(self) -> None:
@@ -101,6 +104,13 @@ class ProofFile(Closing):
     def _keep(self, proof: Proof) -> None:
         if (proof.machine, proof.rules) == (self.machine, self.rules):
             self._found[proof.candidate, proof.gemm] = proof
+
+
+def _weight(proof: Proof | None) -> int:
+    """Which of two verdicts on one kernel counts: a fault before none, and any before no answer."""
+    if proof is None or proof.status == DIED:
+        return 0
+    return 1 if proof.correct else 2
 
 
 @functools.cache

@@ -8,6 +8,8 @@ from cuda_l2.records import BusyCores, Conditions
 from cuda_l2.system import process_tree
 
 STAT = Path("/proc/stat")
+LEAST_WATCHED_S = 0.2
+"""The kernel counts processor time in hundredths of a second."""
 NOTICED_CORES = 0.25
 """More, and a report says so."""
 
@@ -38,11 +40,15 @@ class Others:
         self._now, self._before, self._began = clock.now, process_tree.seconds_of_others(), clock.now()
 
     def busiest(self) -> str:
-        """As in: process 1234 (cc1) took 0.9 cores. Empty where none took a noticed part, or is none to be seen."""
-        seconds, taken = self._now() - self._began, process_tree.seconds_of_others()
-        cores = {
-            pid: (taken[pid] - self._before[pid]) / seconds for pid in taken if pid in self._before and seconds > 0
-        }
+        """As in: process 1234 (cc1) took 0.9 cores. Empty where none took a noticed part, or too little time passed.
+
+        A process that began or ended meanwhile is not seen.
+        """
+        taken = process_tree.seconds_of_others()
+        seconds = self._now() - self._began
+        if seconds < LEAST_WATCHED_S:
+            return ""
+        cores = {pid: (taken[pid] - self._before[pid]) / seconds for pid in taken if pid in self._before}
         pid = max(cores, key=cores.__getitem__, default=0)
         if not pid or cores[pid] < NOTICED_CORES:
             return ""

@@ -45,6 +45,7 @@ def cluster(asked: str) -> Iterator[list[str]]:
 
     UserError where Ray is missing, cannot be reached, refuses the token or asks for none.
     """
+    before = dict(os.environ)
     if asked == LOCAL:
         os.environ.update({**OWN, TOKEN: secrets.token_hex(32)})
     elif os.environ.get(MODE) != "token":
@@ -71,6 +72,9 @@ def cluster(asked: str) -> Iterator[list[str]]:
         raise UserError(f"{asked}: {_said(error)}") from None
     finally:
         ray.shutdown()
+        for name in (*OWN, TOKEN):  # what this command runs afterwards gets no token
+            if name not in before:
+                os.environ.pop(name, None)
 
 
 def share(
@@ -93,11 +97,12 @@ def share(
     while running:
         try:
             (ready, *_), _ = ray.wait(list(running), num_returns=1)
-            job = running.pop(ready)
-            goes_on = job.take(ready, say)
+            job = running[ready]  # where an interrupt comes before it is taken, it is taken again
+            goes_on = job.take(ready, say, restart=not interrupted)
             interrupted = interrupted or job.interrupted
             if goes_on:
                 running[job.step()] = job
+            del running[ready]
         except KeyboardInterrupt:
             interrupted = True
             for each in running.values():
@@ -127,14 +132,14 @@ class _Job:
     def step(self) -> Any:
         return self._actor.step.remote(STEP_S)
 
-    def take(self, answer: Any, say: Callable[[str], None]) -> bool:
-        """Keep what an actor has sent; False where the part has ended."""
+    def take(self, answer: Any, say: Callable[[str], None], *, restart: bool) -> bool:
+        """Keep what an actor has sent; False where the part has ended. restart: another may take a lost one's place."""
         import ray  # noqa: PLC0415
 
         try:
             lines, gained, self.interrupted, over = ray.get(answer)
-        except ray.exceptions.RayActorError:
-            if self._tries == workers.TRIES:
+        except ray.exceptions.RayError:  # it died, or failed
+            if self._tries == workers.TRIES or not restart:
                 say(f"{self.name}: its process or its node is gone; what it has not measured is measured after")
                 return False
             say(f"{self.name}: its process or its node is gone; started again")
@@ -165,14 +170,18 @@ class Part:
         self._worker = workers.Worker(os.environ.get("CUDA_VISIBLE_DEVICES", ""), [*(program or CLI), *own])
 
     def step(self, seconds: float) -> tuple[list[str], Files, bool, bool]:
-        """After at most so long: lines that were said, files that changed, whether it was interrupted, and is over."""
+        """Within so many seconds: lines that were said, files that changed, whether it was interrupted, and is over."""
         lines, over, until = list[str](), False, time.monotonic() + seconds
         while not over and select.select([self._worker.errors], [], [], max(0.0, until - time.monotonic()))[0]:
             over = not self._worker.read(lines.append) and self._worker.end(lines.append, self._ended)
-        states = {file: _state(self._place.parent / file) for file in files_of(self._place)}
-        gained = [file for file, state in states.items() if self._sent.get(file) != state]
-        self._sent = states
-        contents = {file: (self._place.parent / file).read_bytes() for file in gained}
+        contents = {}
+        for file in files_of(self._place):
+            with contextlib.suppress(FileNotFoundError):  # the command has removed it meanwhile
+                path = self._place.parent / file
+                state = _state(path)
+                if self._sent.get(file) != state:
+                    contents[file] = path.read_bytes()
+                    self._sent[file] = state
         return lines, contents, self._worker.interrupted, over
 
     def interrupt(self) -> None:

@@ -9,6 +9,7 @@ have ended is measured by the command itself.
 """
 
 import contextlib
+import glob
 import shutil
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -28,8 +29,8 @@ def share(
     """Have every GPU do its part of this command into an output of its own; the files of results that are there.
 
     asked: what --workers says. out: the command's folder, in which a run goes on from the file `results`; or that file
-    itself where this is empty. changed: further options of the parts, by the number of these. ended: statuses of a part
-    that is done.
+    itself where this is empty. changed: further options of the parts, by the number of these. ended: exit statuses of a
+    part that is done. The files are also those of parts of earlier runs, whatever the number of parts was.
     """
     with _pool(asked) as (found, run):
         commands = {}
@@ -41,8 +42,18 @@ def share(
             own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place), **changed(len(found))}
             commands[gpu] = workers.own_arguments(sys.argv[1:], own)
         run(commands, say, ended=ended)
-    there = out.glob(f"gpu-*/{results}") if results else out.parent.glob(f"{out.stem}.gpu-*{out.suffix}")
+    there = out.glob(f"gpu-*/{results}") if results else out.parent.glob(f"{glob.escape(out.stem)}.gpu-*{out.suffix}")
     return sorted(path for path in there if path.suffix != ".lines")  # a recording's journal
+
+
+def take_over(out: Path, results: str, into: Callable[[Path], None]) -> None:
+    """Give each file of results that parts have left in a command's folder to `into`, then remove that part's folder.
+
+    So a command goes on from what parts did, also where it has another number of parts now, or none.
+    """
+    for file in sorted(out.glob(f"gpu-*/{results}")):
+        into(file)
+        shutil.rmtree(file.parent)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def share(
     """Run a command line on each GPU until all have ended, and say line by line what they say.
 
     KeyboardInterrupt once all have ended, where one was interrupted. One that ends with an error is not started again;
-    ended: statuses that are none.
+    ended: exit statuses that are no error.
     """
     interrupted = False
     with selectors.DefaultSelector() as streams:

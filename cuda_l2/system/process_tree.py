@@ -21,7 +21,10 @@ MOST_PROCESSES = 256 + 4 * (os.cpu_count() or 1)
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Get this signal when the thread that started this process ends, also while it is stopped or computes."""
+    """Get this signal when the thread that started this process ends, also while it is stopped or computes.
+
+    One that has ended before is not noticed.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 

@@ -86,7 +86,7 @@ class Limits:
 
     memory_bytes: int = 0
     cpu_seconds: int = 0
-    """Of each process, which SIGXCPU ends then."""
+    """Each process has so many; SIGXCPU ends it then."""
     file_bytes: int = 0
 
 
@@ -156,7 +156,17 @@ def wrap(
             *(str(root), str(work), "\n".join(folders), "\n".join(map(str, devices))),
             *("1" if proc else "", _most_tasks(), *limited),
         ]
-    return [*(_DIE_WITH_PARENT if shutil.which("setpriv") else ()), *limited]
+    return [*(_DIE_WITH_PARENT if _dies_with_parent() else ()), *limited]
+
+
+@functools.cache
+def _dies_with_parent() -> bool:
+    """Whether this system's setpriv, if there is one, can bring that about."""
+    try:
+        trial = subprocess.run([*_DIE_WITH_PARENT, "true"], capture_output=True, timeout=TRIAL_S, check=False)
+        return trial.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _most_tasks(release: str = platform.release()) -> str:

@@ -238,25 +238,27 @@ class ProductCases(Cases):
 
         def make(_: ProductCases, generator: torch.Generator) -> ProductCase:
             beside = "b" if tensor == "a" else "a"
-            new, other = base.tensors[tensor].clone(), base.tensors[beside].clone()
+            new, other, rows = base.tensors[tensor].clone(), base.tensors[beside], list[int]()
             for value in SPECIAL[kind]:
                 at = tuple(int(torch.randint(size, (), generator=generator, device=self.device)) for size in new.shape)
                 new[at] = value
+                rows += at[:1] if tensor == "a" else ()
             if kind in BESIDE:
-                shapes = BESIDE[kind]
+                shapes, other = BESIDE[kind], other.clone()
                 shapes[int(torch.randint(len(shapes), (), generator=generator, device=self.device))](other)
-            return self.with_rows(replace(base, tensors={**base.tensors, tensor: new, beside: other}))
+            return self.with_rows(replace(base, tensors={**base.tensors, tensor: new, beside: other}), rows)
 
         return self.get(f"special {tensor} {kind}", 0, make)
 
     def alone(self, task: Task) -> None:
         return None
 
-    def with_rows(self, case: ProductCase) -> ProductCase:
-        """The case with some rows of C in fp32, all where they cost little."""
+    def with_rows(self, case: ProductCase, among: Sequence[int] = ()) -> ProductCase:
+        """The case with some rows of C in fp32, all where they cost little. among: rows that are to be among them."""
         gemm = self.task
         count = max(1, min(gemm.m, self.references.compared_flops // (2 * gemm.n * gemm.k)))
-        rows = torch.from_numpy(np.sort(self.rng.permutation(gemm.m)[:count])).to(self.device)
+        drawn = self.rng.permutation(gemm.m)[:count]
+        rows = torch.from_numpy(np.unique([*drawn, *among])).to(self.device)
         torch.backends.cuda.matmul.allow_tf32 = False
         fp32 = case.a[rows].float() @ case.b.float()
         return replace(case, expected={"rows": rows, "fp32": fp32})

@@ -5,8 +5,9 @@ element, or several kinds in a few, of one tensor of real numbers. Nothing is as
 gives another kind than the exact result has, nor where the reference refuses such inputs. For a matrix product also
 rows of A, and columns of B, with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32
 reference has them, in every window of A, of B and of C that timed launches have: none of those has such values. NaN
-is any of its words there, and in other elements it stands beside zeros, the identity or a triangle in all of the other
-operand, which save no work: zero times NaN is NaN.
+is any of its words there. Where single elements are special, the other operand is all zeros beside NaN, the identity
+beside infinity, and a triangle, a diagonal or half zeros beside minus infinity: none of these saves work, since zero
+times NaN is NaN.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ LARGE_SHARE = 0.916
 SUBNORMAL_SHARE = 2.0**-6
 """Share of the least normal number: products of such values with normal ones are subnormal."""
 NAN_AT, NAN_EVERY = 1, 2
-"""Of the lines behind those with a kind of their own, which have one NaN each."""
+"""Which lines have one NaN each, counted from the first without a kind of its own."""
 SLICE = 64
 """Elements of K, a tile's width: so many are zero where the other operand has a NaN."""
 INFINITY, IN_PLACE_OF_NAN = float("inf"), torch.finfo(torch.float32).max
@@ -84,6 +85,8 @@ def _require_right_rows(session: Session, cases: ProductCases) -> None:
                     element = first_difference("c", found, case.expected["c"], wrong)
                     line = element.column if of_b else element.row
                     kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
+                    if line >= len(kinds) + NAN_AT and (line - len(kinds) - NAN_AT) % NAN_EVERY == 0:
+                        kind = "nan"
                     reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
                     raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 

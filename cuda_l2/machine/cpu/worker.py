@@ -40,9 +40,11 @@ ENDED = {
     7: (VerdictStatus.UNHYGIENIC, "reads or writes outside its tensors and its workspace, a page or more away"),
 }
 """What the runner's exit status says."""
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 EXTRA_MEMORY_BYTES = 1 << 30
 MESSAGE_BYTES = 8
+PATIENCE = 10.0
+"""Time by the clock, at most, for each second of a limit's second half: threads of its own wait for one another too."""
 READ_AGAIN_S = 0.01
 """Least time between two looks at how long threads waited for a core."""
 STOP_TIMEOUT_S = 60.0
@@ -243,7 +245,8 @@ class Worker(Closing):
     def _read(self, timeout_s: float) -> bytes:
         """One message from the candidate, or Fault at the time limit.
 
-        In the second half of it time for which a thread waits for a core does not count: other work has the cores.
+        In the second half of it time for which a thread waits for a core does not count, up to a share: other work has
+        the cores.
         """
         message, halfway_s = b"", 0.0
         deadline = time.monotonic() + timeout_s / 2
@@ -254,7 +257,8 @@ class Worker(Closing):
                 if not halfway_s:
                     halfway_s, before_s = time.monotonic(), queues_s
                 waited_s = max((queues_s[thread] - before_s.get(thread, 0.0) for thread in queues_s), default=0.0)
-                left_s = timeout_s / 2 - (time.monotonic() - halfway_s - waited_s)
+                passed_s = time.monotonic() - halfway_s
+                left_s = timeout_s / 2 - max(passed_s - waited_s, passed_s / PATIENCE)
                 if left_s > 0.0:
                     deadline = time.monotonic() + max(left_s, READ_AGAIN_S)
                     continue

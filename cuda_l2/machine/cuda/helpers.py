@@ -188,7 +188,7 @@ class Helpers:
     def _launch(
         self, name: str, stream: int, grid: _Grid, values: Sequence[int] = (), table: ctypes.Structure | None = None
     ) -> None:
-        """Parameters are the table, where there is one, and 64-bit values."""
+        """Launch a helper kernel, whose parameters are the table, where there is one, and 64-bit values."""
         words = (ctypes.c_uint64 * max(1, len(values)))(*values)
         places = [ctypes.addressof(table)] if table else []
         places += [ctypes.addressof(words) + 8 * i for i in range(len(values))]
