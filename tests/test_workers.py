@@ -129,6 +129,7 @@ def test_a_worker_that_dies_while_it_collects_loses_no_try(tmp_path, monkeypatch
 
 def test_what_parts_collected_counts_whatever_the_number_of_parts_is_now(tmp_path) -> None:
     out = tmp_path / "out"
+    Collection(out).close()  # as a command with workers begins
     collecting(out / "gpu-0", workers="", part="1/2", archive=tmp_path / "archive.db")
     before = (out / "gpu-0" / TRIES).read_text().splitlines()[1:]
     collecting(out, workers="")

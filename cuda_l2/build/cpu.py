@@ -153,7 +153,7 @@ def _late(done: sandbox.Finished) -> str:
     if done.status is None:
         return f"the compiler did not finish within {TIMEOUT_S:.0f} s"
     if done.status in (-signal.SIGXCPU, 128 + signal.SIGXCPU) or (done.status and _DRIVER_SAYS.search(done.output)):
-        return f"the compiler did not finish within {CPU_S} s of processor time"
+        return f"the compiler did not finish within {LIMITS.cpu_seconds} s of processor time"
     return ""
 
 
