@@ -605,9 +605,9 @@ def test_inputs_of_later_calls_come_when_earlier_results_are_read(columns) -> No
 
     with opened(TURNS, 1 << 23) as module:
         module.prepare(calls(1, 2, 4), {}, turns=True)
-        spent = module.take_turns()
+        module.take_turns()
         assert [module.output(index)["out"][-1] for index in range(3)] == [1, 3, 7], "each adds what it sees"
-        assert 0 < module.take_turns(empty=True).run_s < spent.run_s
+        assert module.take_turns(empty=True).run_s > 0
         module.prepare(calls(10, 20, 40), {}, turns=True)
         module.take_turns([2, 2, 0], leading=1)
         assert [module.output(index)["out"][-1] for index in (2, 0)] == [43, 52], (

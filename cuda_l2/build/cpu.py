@@ -27,7 +27,7 @@ SOURCE_NAME = "candidate.c"
 CPU_S, TIMEOUT_S = 30, 300.0
 """Limits of the compiler: of its processor time, and of time by the clock, however busy the machine."""
 LIMITS = sandbox.Limits(memory_bytes=4 << 30, cpu_seconds=CPU_S, file_bytes=16 << 20)
-_DRIVER_SAYS = re.compile(r"^[^:\s]+: (fatal )?error: .*CPU time limit exceeded", re.M)
+_DRIVER_SAYS = re.compile(r"^[^:\s]+: [a-z ]*error: .*CPU time limit exceeded", re.M)
 """What the driver says of a program that it started; a line about the source begins with a place in it."""
 
 
