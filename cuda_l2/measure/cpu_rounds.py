@@ -3,7 +3,7 @@
 import contextlib
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol as Interface
 
@@ -148,7 +148,8 @@ class _CpuRounds(Rounds):
         self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
         queued_s += process_tree.own_queued_s()  # this thread's wait for a core would be in the sample too
         arm.thaw()
-        seconds = arm.run(self.timeout_s) / count
+        with _on_first_core():
+            seconds = arm.run(self.timeout_s) / count
         arm.stop()  # what its threads wait from here on is not the sample's
         self.quiet.sampled(seconds * count, process_tree.own_queued_s() + arm.queued_s() - queued_s)
         arm.freeze()
@@ -183,3 +184,17 @@ class _CpuRounds(Rounds):
             self._workers.pop(name).close()
             self.operands.forget()
         self.contestants[name] = self._workers[name] = self._open[name]()
+
+
+@contextlib.contextmanager
+def _on_first_core() -> Iterator[None]:
+    """Keep this thread on the core of an arm's first thread, which sleeps as soon as it has answered.
+
+    Other threads of an arm spin on theirs for a while, and would hold up the one that reads the clock.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
