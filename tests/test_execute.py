@@ -219,7 +219,7 @@ def test_a_fault_says_what_was_touched(tmp_path, arena, body, reason) -> None:
 
 
 OF_A_PARENT = """
-import time
+import signal
 from pathlib import Path
 from cuda_l2.contract import CpuContract
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
@@ -251,7 +251,7 @@ print(worker._process.pid, flush=True)
     ids=["stopped processes", "a candidate that never ends"],
 )
 def test_a_killed_parent_leaves_nothing_behind(tmp_path, body, begins, count) -> None:
-    code = OF_A_PARENT.replace("ARTIFACT", repr(str(library(tmp_path, body)))) + begins + "time.sleep(100)"
+    code = OF_A_PARENT.replace("ARTIFACT", repr(str(library(tmp_path, body)))) + begins + "signal.pause()"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     groups = parent.stdout.readline().split()
     parent.kill()

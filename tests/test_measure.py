@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Collection
 from statistics import geometric_mean
 from typing import Any
@@ -14,12 +15,14 @@ from conftest import honest_source
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines._base import TorchProduct, all_baselines, baselines_of, beginning, named
 from cuda_l2.measure.intervals import mean_interval, median_interval
 from cuda_l2.measure.operands import ProductOperands
 from cuda_l2.measure.outputs import WrongOutput, rms_over_rounding
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
+from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
 from cuda_l2.system.errors import UserError
 
@@ -174,6 +177,24 @@ def test_every_protocol_measures_and_names_the_strongest_baseline(protocol, rig)
             assert {arm.name for arm in timing.baselines} == {each.name for each in baselines_of(TorchProduct, "cpu")}
         assert timing.candidate.rounds >= protocol.min_rounds
         assert timing.speedup.estimate > 0
+
+
+def test_while_an_arm_is_timed_the_clocks_thread_lies_on_its_first_core(rig, monkeypatch) -> None:
+    """Other threads of an arm spin on theirs after a run, and would be waited for."""
+    before = os.sched_getaffinity(0)
+    seen: dict[type, list[set[int]]] = {Worker: [], TorchBaselines: []}
+    for kind, cores in seen.items():
+
+        def run(arm: Any, *given: Any, run: Any = kind.run, cores: list[set[int]] = cores, **named: Any) -> float:
+            cores.append(os.sched_getaffinity(0))
+            return float(run(arm, *given, **named))
+
+        monkeypatch.setattr(kind, "run", run)
+    with Evaluator(Gemm(45, 40, 64), rig) as evaluator:
+        (trial,) = evaluator.evaluate([Candidate(honest_source())])
+    assert trial.timing is not None, trial.reason
+    assert all({min(before)} in cores for cores in seen.values()), seen
+    assert os.sched_getaffinity(0) == before
 
 
 def test_inputs_differ_between_evaluators_unless_seeded(rig) -> None:

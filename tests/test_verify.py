@@ -155,6 +155,19 @@ def test_rows_and_columns_with_one_value_left_lie_all_over_special_inputs() -> N
         assert len(set(places.tolist())) > len(places) // 2
 
 
+@pytest.mark.parametrize("kind", special.SPECIAL)
+def test_rows_with_special_values_are_among_those_that_are_looked_at(kind: str) -> None:
+    class Few(CpuReferences):
+        compared_flops = 0
+
+    cases = ProductCases(Gemm(64, 8, 16), 1, Few())
+    ordinary, case = cases.drawn("special elements"), cases.special("a", kind)
+    assert case is not None
+    special_rows = (~case.a.isfinite()).any(1).nonzero()[:, 0]
+    assert len(ordinary.expected["rows"]) == 1 and len(special_rows)
+    assert set(special_rows.tolist()) <= set(case.expected["rows"].tolist())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_nan_is_quiet_and_signalling_and_of_both_signs(dtype: torch.dtype) -> None:
     values = torch.tensor([float("nan"), 1.0] * 9, dtype=dtype)

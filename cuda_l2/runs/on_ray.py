@@ -170,7 +170,7 @@ class Part:
         self._worker = workers.Worker(os.environ.get("CUDA_VISIBLE_DEVICES", ""), [*(program or CLI), *own])
 
     def step(self, seconds: float) -> tuple[list[str], Files, bool, bool]:
-        """Within so many seconds: lines that were said, files that changed, whether it was interrupted, and is over."""
+        """Lines that were said within this time, files that changed, whether it was interrupted, and is over."""
         lines, over, until = list[str](), False, time.monotonic() + seconds
         while not over and select.select([self._worker.errors], [], [], max(0.0, until - time.monotonic()))[0]:
             over = not self._worker.read(lines.append) and self._worker.end(lines.append, self._ended)

@@ -11,7 +11,7 @@ from cuda_l2.system import process_tree
 from cuda_l2.system.errors import UserError
 
 TRIES = 3
-"""A process that a signal ended so often is not started again."""
+"""Starts of a process, at most, where signals end it."""
 INTERRUPTED = 130
 SECRETS = "RAY_AUTH"
 """Beginning of variables that no part needs."""

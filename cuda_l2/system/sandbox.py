@@ -86,7 +86,7 @@ class Limits:
 
     memory_bytes: int = 0
     cpu_seconds: int = 0
-    """Each process has so many; SIGXCPU ends it then."""
+    """Limit of each process by itself, which SIGXCPU ends there."""
     file_bytes: int = 0
 
 
