@@ -34,7 +34,8 @@ class Archive(Closing):
         writable; then nothing can be stored.
         """
         self.path = place_of(path)
-        self._holder = uuid.uuid4().hex  # of this object's claims
+        self.holder = uuid.uuid4().hex
+        """Of this object's claims. Who goes on with a dead one's work takes its place."""
         self._db = open_database(self.path, "read" if reading else "make")
 
     def append(self, trial: Trial) -> None:
@@ -73,12 +74,12 @@ class Archive(Closing):
 
         lease_s: seconds after which the claim ends by itself. `append` and `release` end it before.
         """
-        values = {**_where(task, candidate, machine, protocol), "holder": self._holder, "lease_s": lease_s}
+        values = {**_where(task, candidate, machine, protocol), "holder": self.holder, "lease_s": lease_s}
         return bool(self._write(("claim", values)))
 
     def release(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> None:
         """End this object's claim on a candidate that it did not judge."""
-        self._write(("release", {**_where(task, candidate, machine, protocol), "holder": self._holder}))
+        self._write(("release", {**_where(task, candidate, machine, protocol), "holder": self.holder}))
 
     def trials(self, task: Task | None = None, machine: str = "", protocol: str = "") -> list[Trial]:
         """Trials in the order they were run; empty arguments match all."""

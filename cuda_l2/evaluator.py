@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, overload
@@ -33,7 +33,7 @@ from cuda_l2.records import (
 from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again, repeated
 from cuda_l2.reward import RewardSettings, count_tokens, reward
-from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.rigs import Bench, Rig, open_rig
 from cuda_l2.sources import Source
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
@@ -68,12 +68,12 @@ class Evaluator(Closing):
         checker: Checker | None = None,
         clock: Clock = CLOCK,
         weights_ahead: bool = False,
+        judges_here: bool = True,
     ) -> None:
+        """judges_here: whether inputs are drawn at once; otherwise when something is judged in this process."""
         self.clock, self._weights_ahead = clock, weights_ahead
         self.task, self.rig, self.target, self.rewards = task, rig, rig.target, rewards
         self._seed = secrets.randbits(48) if seed is None else seed
-        with step("drawing inputs"):
-            self._bench = rig.open(task, self._seed)
         self._checker = checker
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
@@ -83,6 +83,16 @@ class Evaluator(Closing):
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
         self.queued_s = 0.0
         """Time spent waiting for the machine's lock; it belongs to no stage."""
+        self._opened: Bench | None = None
+        if judges_here:
+            self._opened = self._bench
+
+    @property
+    def _bench(self) -> Bench:
+        if self._opened is None:
+            with step("drawing inputs"):
+                self._opened = self.rig.open(self.task, self._seed)
+        return self._opened
 
     @property
     def left_s(self) -> float:
@@ -120,6 +130,25 @@ class Evaluator(Closing):
         trial = self._trial(candidate, build, verdict, timing, review, protocol)
         with self._stage("review", "reviewing a kernel"):
             trial = self._second_look(trial)  # takes the lock itself
+        self.best_speedup = max(self.best_speedup, trial.speedup)
+        return trial
+
+    def take(self, trial: Trial, stage_seconds: Mapping[str, float], queued_s: float) -> Trial:
+        """The trial of another process as if it were judged here: counted, and shown to the checker.
+
+        UserError where its machine is another one than this evaluator's.
+        """
+        if trial.machine != self.target.machine:
+            raise UserError(
+                f"one GPU is {trial.machine}, the first {self.target.machine}: their figures do not compare; choose"
+                " GPUs that are alike with CUDA_VISIBLE_DEVICES"
+            )
+        for stage, took_s in stage_seconds.items():
+            self.stage_seconds[stage] += took_s
+        self.queued_s += queued_s
+        self.ends += queued_s
+        with self._stage("review", "reviewing a kernel"):
+            trial = self._opinion(trial)
         self.best_speedup = max(self.best_speedup, trial.speedup)
         return trial
 
@@ -179,7 +208,8 @@ class Evaluator(Closing):
         return self._environment
 
     def close(self) -> None:
-        self._bench.close()
+        if self._opened:
+            self._opened.close()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -312,15 +342,24 @@ class Evaluator(Closing):
 
     def _second_look(self, trial: Trial) -> Trial:
         """The trial after the review of a repeated jump by a second device and by the checker."""
-        timing, review = trial.timing, trial.review
-        if not (review and timing and timing.speedup and jump(timing.speedup.estimate, self.best_speedup)):
-            return trial
-        found = self.rig.elsewhere(trial.task, trial.candidate)
-        if found:
-            timing, review = compare_elsewhere(timing, found, trial.machine, review)
-        if self._checker and review.counts:
-            opinion = self._checker.opinion(replace(trial, timing=timing, review=review), self.target)
-            timing, review = weigh(timing, review, self._checker.name, opinion)
+        if self._jumps(trial) and trial.timing and trial.review:
+            found = self.rig.elsewhere(trial.task, trial.candidate)
+            if found:
+                trial = self._reviewed(trial, *compare_elsewhere(trial.timing, found, trial.machine, trial.review))
+        return self._opinion(trial)
+
+    def _opinion(self, trial: Trial) -> Trial:
+        """The trial after the review of a repeated jump by the checker."""
+        if self._checker and self._jumps(trial) and trial.timing and trial.review and trial.review.counts:
+            opinion = self._checker.opinion(trial, self.target)
+            return self._reviewed(trial, *weigh(trial.timing, trial.review, self._checker.name, opinion))
+        return trial
+
+    def _jumps(self, trial: Trial) -> bool:
+        """Whether a trial's speedup was a jump, and still is one."""
+        return bool(trial.review and trial.speedup and jump(trial.speedup, self.best_speedup))
+
+    def _reviewed(self, trial: Trial, timing: Timing, review: Review) -> Trial:
         value = trial.reward if review.counts else self.rewards.incorrect
         return replace(trial, timing=timing, review=review, reward=value)
 

@@ -31,7 +31,7 @@ from cuda_l2.records import Candidate, Task, TimingStatus, Trial, VerdictStatus
 from cuda_l2.review._base import Checker
 from cuda_l2.review.checker import open_checker
 from cuda_l2.rigs import Request, Rig, open_rig
-from cuda_l2.search import Progress, Scope, search
+from cuda_l2.search import Judges, Progress, Scope, search
 from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.closing import Closing
@@ -123,6 +123,9 @@ class Result:
 class Workbench(Closing):
     """A machine and the archive of what was found on it, shared by several tasks. A context manager."""
 
+    judges: Judges | None = None
+    """Judge what is searched in this process's place."""
+
     def __init__(
         self,
         archive: Archive,
@@ -138,7 +141,8 @@ class Workbench(Closing):
 
     def evaluator(self, task: Task) -> Evaluator:
         """The stages for one task."""
-        return Evaluator(task, self.rig, checker=self._checker, clock=self.clock)
+        here = self.judges is None
+        return Evaluator(task, self.rig, checker=self._checker, clock=self.clock, judges_here=here)
 
     def choose(self, evaluator: Evaluator, found: Sequence[Trial] = ()) -> Trial | None:
         """The fastest of what was found, what the archive knows and the default, timed side by side once more.
@@ -315,6 +319,7 @@ class Optimizer(Workbench):
                     default_candidates(task, self.target),
                     self.settings.again,
                 ),
+                self.judges,
                 on_progress=remember,
                 on_group=lambda: self._keep(proposer),
             )

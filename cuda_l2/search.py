@@ -2,14 +2,18 @@
 
 import collections
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from cuda_l2.archive import LEASE_S, Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
-from cuda_l2.records import Build, BuildStatus, Candidate, TimingStatus, Trial
+from cuda_l2.records import Build, BuildStatus, Candidate, Task, TimingStatus, Trial
+from cuda_l2.reward import RewardSettings
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.steps import step
 
@@ -79,34 +83,66 @@ class Scope:
     again: bool = False
 
 
+@dataclass(frozen=True)
+class Order:
+    """A candidate to be judged by another process: what it must know of this one's evaluator."""
+
+    task: Task
+    candidate: Candidate
+    rewards: RewardSettings
+    best_speedup: float
+    left_s: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The answer. stage_seconds, queued_s: what it took of that process's, as an evaluator counts them."""
+
+    trial: Trial
+    stage_seconds: Mapping[str, float]
+    queued_s: float
+
+
+class Judges(Protocol):
+    """Several processes, a GPU each, that judge candidates. count: of them."""
+
+    count: int
+
+    def begin(self, order: Order) -> "Future[Judged]":
+        """Have it judged when a process is free. An order that is under way is not given out twice."""
+
+
 def search(
     evaluator: Evaluator,
     proposer: Proposer,
     archive: Archive,
     scope: Scope,
+    judges: Judges | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_group: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Search until the budget or the number of trials is spent; an interrupt ends it with what is there.
 
-    on_progress is called after every candidate, on_group when the proposer has learnt from a group.
+    judges: judge the candidates in this process's place. on_progress is called after every candidate, on_group when the
+    proposer has learnt from a group.
     """
     evaluator.recall(archive.best(evaluator.task, evaluator.target.machine, SEARCH.name))
-    run = _Run(evaluator, proposer, scope)
+    run = _Run(evaluator, proposer, scope, judges.count if judges else 1)
     progress = run.progress
     met: set[str] = set()  # ids of this run's candidates
     try:
         for group in _groups(proposer, run.room, list(scope.first), progress):
             trials = []
-            for trial, known in judge_group(evaluator, archive, group, scope.again):
-                trials.append(trial)
-                progress.count(trial, known, repeated=known and trial.candidate.id in met)
-                if trial.status != TimingStatus.BUSY:
-                    met.add(trial.candidate.id)
-                ended = run.spent()
-                on_progress(progress)
-                if ended:
-                    break
+            with judge_group(evaluator, archive, group, scope.again, judges) as judged:
+                for trial, known in judged:
+                    trials.append(trial)
+                    progress.count(trial, known, repeated=known and trial.candidate.id in met)
+                    if trial.status != TimingStatus.BUSY:
+                        met.add(trial.candidate.id)
+                    ended = run.spent()
+                    on_progress(progress)
+                    if ended:
+                        break
             progress.unjudged = len(group) - len(trials) if run.trials_left() > 0 else 0
             if progress.proposed > len(scope.first):
                 proposer.observe([trial for trial in trials if trial.status != TimingStatus.BUSY])
@@ -127,8 +163,10 @@ def search(
 class _Run:
     """What one search has spent, and what is left of its scope."""
 
-    def __init__(self, evaluator: Evaluator, proposer: Proposer, scope: Scope) -> None:
+    def __init__(self, evaluator: Evaluator, proposer: Proposer, scope: Scope, at_once: int) -> None:
+        """at_once: candidates that are judged at the same time."""
         self.progress, self._evaluator, self._proposer, self._scope = Progress(), evaluator, proposer, scope
+        self._group = proposer.group or evaluator.rig.group * at_once
         self._before, self._queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
         self._start = evaluator.clock.now()
         self.left_s()
@@ -155,7 +193,7 @@ class _Run:
         """How many candidates the next group may have."""
         usual_s = _usual_s(self.progress)
         fit = max(1.0, self.left_s() / usual_s) if usual_s else math.inf
-        return int(min(self._proposer.group or self._evaluator.rig.group, fit, self.trials_left()))
+        return int(min(self._group, fit, self.trials_left()))
 
 
 def _usual_s(progress: Progress) -> float:
@@ -190,23 +228,27 @@ def _groups(
 
 
 def judge_group(
-    evaluator: Evaluator, archive: Archive, candidates: list[Candidate], again: bool = False
-) -> Iterator[tuple[Trial, bool]]:
+    evaluator: Evaluator,
+    archive: Archive,
+    candidates: list[Candidate],
+    again: bool = False,
+    judges: Judges | None = None,
+) -> "Group":
     """Trials of candidates in order, and whether each was known: known ones from the archive, others into it.
 
     One that another search judges now is left to it; its trial is known once that search has stored it. One that a
-    busy machine left untimed is not kept: the next search tries it again.
+    busy machine left untimed is not kept: the next search tries it again. With judges all have begun when this returns;
+    those that are not awaited are not kept.
     """
     machine, found = evaluator.target.machine, {}
     if not again:
         found = {c.id: archive.find(evaluator.task, c, machine, SEARCH.name) for c in candidates}
-    group = _Group(evaluator, archive, candidates, {key: trial for key, trial in found.items() if trial}, again)
-    for candidate in candidates:
-        yield group.trial(candidate)
+    known = {key: trial for key, trial in found.items() if trial}
+    return Group(evaluator, archive, candidates, known, again, judges)
 
 
-class _Group:
-    """Candidates that are judged together: their builds, claims and trials."""
+class Group(Closing, Iterator[tuple[Trial, bool]]):
+    """Candidates that are judged together: their builds, claims and trials. A context manager, which judges need."""
 
     def __init__(
         self,
@@ -215,17 +257,35 @@ class _Group:
         candidates: list[Candidate],
         known: dict[str, Trial],
         again: bool,
+        judges: Judges | None,
     ) -> None:
-        self._evaluator, self._archive, self._again = evaluator, archive, again
+        self._evaluator, self._archive, self._again, self._judges = evaluator, archive, again, judges
+        self._coming = iter(candidates)
         self._trials = dict(known)
         self._own: set[str] = set()
         """Ids of those that were judged here and not given out yet."""
         new = {c.id: c for c in candidates if c.id not in known}
         self._left = list(new.values())
-        self._building = zip(new, evaluator.build(self._left), strict=True)  # in the order of `candidates`
         self._builds: dict[str, Build] = {}
+        self._begun: dict[str, tuple[Candidate, Future[Judged]]] = {}
+        """Those that other processes judge for this search, by id."""
+        if judges:
+            for candidate in filter(self._mine, self._left):
+                self._begun[candidate.id] = candidate, self._begin(judges, candidate)
+        else:
+            self._building = zip(new, evaluator.build(self._left), strict=True)  # in the order of `candidates`
 
-    def trial(self, candidate: Candidate) -> tuple[Trial, bool]:
+    def __next__(self) -> tuple[Trial, bool]:
+        return self._trial(next(self._coming))
+
+    def close(self) -> None:
+        """Leave those that other processes judge and nobody has awaited."""
+        while self._begun:
+            _, (candidate, future) = self._begun.popitem()
+            future.cancel()
+            self._release(candidate)
+
+    def _trial(self, candidate: Candidate) -> tuple[Trial, bool]:
         """A candidate's trial, and whether it was known. While another search judges it, those after it are judged."""
         clock, waited_s = self._evaluator.clock, 0.0
         while candidate.id not in self._trials:
@@ -242,28 +302,56 @@ class _Group:
 
     def _judge(self, candidate: Candidate, *, claimed: bool = False) -> bool:
         """Judge one candidate, unless another search does: then False. claimed: without asking who does."""
-        task, machine, archive = self._evaluator.task, self._evaluator.target.machine, self._archive
         if candidate.id in self._trials:
             return False
-        if not (claimed or self._again or archive.claim(task, candidate, machine, SEARCH.name)):
-            return self._learn(candidate)
-        if not self._again and self._learn(candidate):  # stored since the group began
-            archive.release(task, candidate, machine, SEARCH.name)
-            return True
+        _, begun = self._begun.pop(candidate.id, (None, None))
+        if not self._mine(candidate, claimed=claimed or begun is not None):
+            return candidate.id in self._trials
         stored = False
         try:
-            trial = self._trials[candidate.id] = self._evaluator.judge(candidate, self._build(candidate))
+            trial = self._trials[candidate.id] = self._judged(candidate, begun)
             self._own.add(candidate.id)
             if trial.status != TimingStatus.BUSY:
-                archive.append(trial)
+                self._archive.append(trial)
                 stored = True
         finally:
-            if not stored and not self._again:
-                archive.release(task, candidate, machine, SEARCH.name)
+            if not stored:
+                self._release(candidate)
         return True
 
+    def _judged(self, candidate: Candidate, begun: "Future[Judged] | None") -> Trial:
+        if not self._judges:
+            return self._evaluator.judge(candidate, self._build(candidate))
+        with step("waiting for the workers"):
+            found = (begun or self._begin(self._judges, candidate)).result()
+        shares = {stage: s / self._judges.count for stage, s in found.stage_seconds.items()}
+        return self._evaluator.take(found.trial, shares, found.queued_s / self._judges.count)
+
+    def _begin(self, judges: Judges, candidate: Candidate) -> "Future[Judged]":
+        evaluator = self._evaluator
+        return judges.begin(
+            Order(evaluator.task, candidate, evaluator.rewards, evaluator.best_speedup, evaluator.left_s)
+        )
+
+    def _mine(self, candidate: Candidate, *, claimed: bool = False) -> bool:
+        """Whether this search is to judge a candidate: no other does, or has done since the group began."""
+        if self._again:
+            return True
+        task, machine = self._evaluator.task, self._evaluator.target.machine
+        if not (claimed or self._archive.claim(task, candidate, machine, SEARCH.name)):
+            self._learn(candidate)
+            return False
+        if self._learn(candidate):
+            self._release(candidate)
+            return False
+        return True
+
+    def _release(self, candidate: Candidate) -> None:
+        if not self._again:
+            self._archive.release(self._evaluator.task, candidate, self._evaluator.target.machine, SEARCH.name)
+
     def _learn(self, candidate: Candidate) -> bool:
-        """Whether another search has stored the candidate's trial by now."""
+        """Whether the candidate's trial has been stored by now, by another search or another group of this one."""
         trial = self._archive.find(self._evaluator.task, candidate, self._evaluator.target.machine, SEARCH.name)
         if trial:
             self._trials[candidate.id] = trial

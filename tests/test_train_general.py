@@ -18,6 +18,7 @@ from cuda_l2.learn.writer import Writer
 from cuda_l2.records import Gemm, TimingStatus
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs.cpu import CpuRig
+from cuda_l2.runs import judging
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import describe
@@ -203,13 +204,14 @@ def test_a_step_on_a_file_of_kernelbench_rewards_what_its_model_gives(folder, tm
 
 
 def test_few_tasks_are_ready_at_once(rig, archive, monkeypatch) -> None:
-    monkeypatch.setattr(rl, "OPEN", 1)
+    monkeypatch.setattr(judging, "OPEN", 1)
     with Judge(rig, archive, RewardSettings(), "general-rl") as judge:
         for text, code in ((RELU, RIGHT), (SQUARE, RIGHT_SQUARE), (RELU, RIGHT.replace("< 0", "<= 0"))):
             _, (trial,) = judge.judge(tasks.parse(text), [answer(code)])
             assert trial.status == "measured", trial.reason
-            assert list(judge._evaluators) == [tasks.parse(text)]
-        assert judge._evaluators[tasks.parse(RELU)].best_speedup >= judge.history(tasks.parse(RELU))[0].speedup
+            assert [task for task, _ in judge._evaluators._open] == [tasks.parse(text)]
+        evaluator = judge._evaluators.of(tasks.parse(RELU), RewardSettings())
+        assert evaluator.best_speedup >= judge.history(tasks.parse(RELU))[0].speedup
         assert len(judge.history(tasks.parse(RELU))) == 2
 
 

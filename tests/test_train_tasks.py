@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pool_servants import FOLDER
 
 from cuda_l2.archive import Archive
 from cuda_l2.commands import train as command
@@ -21,6 +22,8 @@ from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.reward import RewardSettings
+from cuda_l2.runs import pool, workers
+from cuda_l2.runs.judging import JudgePool
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import describe
@@ -170,6 +173,48 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(
     with Archive(tmp_path / "archive.db") as archive:
         ids = [trial.candidate.id for trial in archive.trials(GEMM)]
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.full
+def test_rewards_by_two_processes_make_the_model_that_one_makes_though_one_is_killed(
+    folder, tmp_path, monkeypatch, capsys
+) -> None:
+    """Answers are given, a third of them wrong; their inputs' differences, which vary, do not count."""
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    monkeypatch.setenv("POOL_DIES", str(tmp_path / "dies"))
+    monkeypatch.setattr(pool, "MAIN", "scripted_pool")
+    monkeypatch.setattr(workers, "gpus", lambda *_: ["0", "1"])
+    events, begin = list[str](), JudgePool.begin
+    monkeypatch.setattr(JudgePool, "begin", lambda judges, order: events.append("begun") or begin(judges, order))
+
+    def write(self, prompts):
+        events.append("written")
+        number = events.count("written")
+        codes = [f"{WRONG if i % 3 == 1 else RIGHT}/* {number} {i % 3} */\n" for i in range(len(prompts))]
+        return [self.tokenizer(answer(code))["input_ids"] + [self.tokenizer.eos_token_id] for code in codes]
+
+    monkeypatch.setattr(Writer, "write", write)
+    changes = "tuning.steps=2", "sampling.exemplars=0", "sampling.at_once=8", "rl.alpha=0.0"
+    run("hgemm-rl", folder, tmp_path / "one" / "rl", *changes)
+    events.clear()
+    (tmp_path / "dies").touch()
+    run("hgemm-rl", folder, tmp_path / "two" / "rl", *changes, workers="2")
+    assert events == ["written", *["begun"] * 3] * 4
+    assert not (tmp_path / "dies").exists() and capsys.readouterr().err.count("given out again") == 1
+    assert groups(tmp_path / "two" / "rl") == groups(tmp_path / "one" / "rl")
+    one, two = ((tmp_path / name / "rl" / "model" / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+    with Archive(tmp_path / "two" / "archive.db") as archive:
+        ids = [trial.candidate.id for trial in archive.trials(GEMM)]
+    assert len(ids) == len(set(ids)) == 12
+
+
+def test_workers_go_with_measured_rewards_alone(folder, tmp_path) -> None:
+    with pytest.raises(UserError, match="--workers goes with measured rewards"):
+        run("self-supervised", folder, tmp_path / "own", workers="2")
+    with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
+        run("hgemm-rl", folder, tmp_path / "rl", workers="2")
+    assert not (tmp_path / "rl").exists()
 
 
 def test_rewards_are_ordered_smoothed_and_clipped(rig, archive) -> None:

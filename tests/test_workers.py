@@ -55,7 +55,7 @@ def test_workers_that_there_cannot_be_are_one_line(asked, says, monkeypatch) -> 
 def test_a_worker_that_a_signal_ends_is_started_again_and_one_with_an_error_is_not(tmp_path) -> None:
     program = f"""
 import os, pathlib, sys
-gpu, runs = os.environ["CUDA_VISIBLE_DEVICES"], pathlib.Path({str(tmp_path)!r}, sys.argv[1])
+gpu, runs = os.environ["CUDA_VISIBLE_DEVICES"][0], pathlib.Path({str(tmp_path)!r}, sys.argv[1])
 runs.write_text((runs.read_text() if runs.exists() else "") + gpu)
 if sys.argv[1] == "dies" and len(runs.read_text()) < 2:
     os.kill(os.getpid(), {int(signal.SIGKILL)})
@@ -71,6 +71,11 @@ sys.exit(2 if sys.argv[1] == "fails" else 0)
         "GPU 5: ended with status 2; what it has not measured is measured after",
         "GPU 5: measured",
     ]
+
+
+def test_a_worker_sees_its_own_gpu_first_and_then_the_one_that_reviews_what_it_finds() -> None:
+    assert [workers.seen(gpu, ["3", "5", "7"]) for gpu in ("3", "5", "7")] == ["3,5", "5,7", "7,3"]
+    assert workers.seen("3", ["3"]) == "3"
 
 
 def test_an_interrupted_worker_interrupts_the_command() -> None:

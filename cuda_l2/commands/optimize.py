@@ -1,24 +1,33 @@
 """cuda-l2 optimize: search for the best kernels of shapes and other tasks on this machine."""
 
+import contextlib
 import shlex
 import sys
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import require_target, tell
+from cuda_l2.commands._options import end_interrupted, require_target, tell
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
 from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text, write_text
 from cuda_l2.system.place import Place, file_of
+from cuda_l2.system.text import counted
+
+if TYPE_CHECKING:
+    from cuda_l2.optimizer import Optimizer, Result
 
 COMMAND = "cuda-l2", "optimize"
 """What a page says that made it."""
+REPORT_S = 1800.0
+"""Guard against a process that hangs: how long the report after a search takes at most."""
 
 
 @Parameter(name="*", negative=())
@@ -33,6 +42,9 @@ class OptimizeSettings(Settings):
     page: Path | None = None
     """Write what the archive holds of these tasks as one HTML page too. It replaces the page of an earlier search, and
     no other file."""
+    workers: str = ""
+    """Several GPUs of this machine, a process each: auto for all, or how many. Of several shapes each searches one at a
+    time; the candidates of a single one are shared."""
 
 
 def command(
@@ -52,14 +64,16 @@ def command(
     if settings.page:
         _require_replaceable(settings.page)
 
-    from cuda_l2.report.live import LiveProgress, Stages
+    from cuda_l2.report.live import Stages
 
     began = CLOCK.now()
     with Stages("cuda-l2", quiet=settings.json) as stages:
         stages.stage("loading PyTorch", always=False)
 
         from cuda_l2.machine import chosen
+        from cuda_l2.runs import workers
 
+        gpus = workers.gpus(settings.workers, settings.target) if settings.workers else []
         parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
         from cuda_l2.optimizer import Optimizer
@@ -71,25 +85,93 @@ def command(
     with optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
-        for number, task in enumerate(parsed):
+        if gpus and len(parsed) > 1:
+            results = _searched_apart(parsed, gpus, settings)
+        else:
+            results = _searched(optimizer, parsed, gpus, began)
+        with contextlib.closing(results):
+            for result in results:
+                if settings.json:
+                    print(result_json(result), flush=True)
+                else:
+                    print_result(result)
+                if result.search.interrupted:
+                    sys.exit(130)
+                found = found and result.best is not None
+    if settings.page:
+        _write_page(settings.page, optimizer.archive.path, parsed)
+    if not found:
+        sys.exit(1)
+
+
+def _searched(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str], began: float) -> Generator["Result"]:
+    """One task after the other; processes on these GPUs, if any, judge the candidates. began: when the command did."""
+    from cuda_l2.report.live import LiveProgress
+    from cuda_l2.rigs import Request
+    from cuda_l2.runs.judging import JudgePool
+
+    settings = optimizer.settings
+    assert isinstance(settings, OptimizeSettings)
+    with contextlib.ExitStack() as held:
+        if gpus:
+            request = Request(retune=settings.retune, tuning=settings.tuning)
+            optimizer.judges = held.enter_context(JudgePool(gpus, optimizer.target.name, tell, request))
+        for number, task in enumerate(wanted):
             plan = optimizer.plan(task)
             if not settings.json:
                 tell(f"{task}: {plan}")
             spent_s = 0.0 if number else CLOCK.now() - began
-            archive, quiet = optimizer.archive.path, settings.json
-            with LiveProgress(task, quiet, most_s=plan.most_s, spent_s=spent_s, beside=file_of(archive)) as live:
+            beside = file_of(optimizer.archive.path)
+            with LiveProgress(task, settings.json, most_s=plan.most_s, spent_s=spent_s, beside=beside) as live:
                 result = optimizer.optimize(task, live.progress, live.stage, spent_s=spent_s)
-            if settings.json:
-                print(result_json(result), flush=True)
-            else:
-                print_result(result)
-            if result.search.interrupted:
-                sys.exit(130)
-            found = found and result.best is not None
-    if settings.page:
-        _write_page(settings.page, archive, parsed)
-    if not found:
-        sys.exit(1)
+            yield result
+
+
+def _searched_apart(wanted: Sequence[Task], gpus: Sequence[str], settings: OptimizeSettings) -> Generator["Result"]:
+    """The tasks in order, each searched and reported by the next of the GPUs' processes that is free."""
+    from cuda_l2.runs.judging import require_known
+    from cuda_l2.runs.pool import Pool
+
+    model = settings.model
+    if (model.tokens, model.money, model.model_seconds) != (None, None, None):
+        raise UserError("with --workers each process would spend the whole budget of a model: limit --trials instead")
+    for task in wanted:
+        require_known(task)
+    if not settings.json:
+        tell(f"{counted(len(wanted), 'task')} on {counted(len(gpus), 'GPU')}, {settings.budget_s:g} s of search each")
+    with Pool(gpus, Searching(settings), tell, settings.budget_s + REPORT_S) as pool:
+        results = [pool.begin((task, uuid.uuid4().hex)) for task in wanted]
+        try:
+            for result in results:
+                yield result.result()
+        except KeyboardInterrupt:
+            end_interrupted()
+
+
+@dataclass(frozen=True)
+class Searching:
+    """What a process does for `_searched_apart`: the command's work for one task, on the GPU that it sees first.
+
+    A request is a task and who holds the claims of its search: another process that goes on with it has them too.
+    """
+
+    settings: OptimizeSettings
+
+    @contextlib.contextmanager
+    def opened(self) -> "Iterator[Callable[[tuple[Task, str]], Result]]":
+        from cuda_l2.optimizer import Optimizer
+        from cuda_l2.report.live import LiveProgress
+
+        with Optimizer(self.settings) as optimizer:
+            beside = file_of(optimizer.archive.path)
+
+            def optimize(request: tuple[Task, str]) -> "Result":
+                task, optimizer.archive.holder = request
+                most_s = optimizer.plan(task).most_s
+                with LiveProgress(task, self.settings.json, most_s=most_s, beside=beside) as live:
+                    return optimizer.optimize(task, live.progress, live.stage)
+
+            yield optimize
 
 
 def _write_page(page: Path, archive: Place, searched: list[Task]) -> None:

@@ -1,9 +1,11 @@
 """cuda-l2 train: one stage of training a language model that writes kernels, or the schedule policy."""
 
+import contextlib
 import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,8 +23,10 @@ from cuda_l2.system.text import counted
 if TYPE_CHECKING:
     from cuda_l2.learn.settings import StageSettings
     from cuda_l2.rigs import Rig
+    from cuda_l2.runs.judging import JudgePool
 
 ON_DATA = ("pretrain", "sft")
+SELF_TAUGHT = "self-supervised"
 ON_ALL, ON_PRODUCTS = "general-rl", "hgemm-rl"
 """The stage that takes all tasks of our own where none is named, and the one that takes matrix products alone."""
 RESUMABLE = ("save_every", "checkpoints")
@@ -53,6 +57,12 @@ class TrainSettings:
     """File that keeps every trial, or postgresql://USER@HOST/DATABASE; its scored kernels are the exemplars."""
     target: str = "auto"
     """Machine that judges: cpu, cuda, or auto for the GPU where there is one."""
+    workers: str = ""
+    """Several GPUs of this machine that judge answers, a process each, also while the model writes the next: auto for
+    all, or how many. The model's own GPU, the first, judges when it has written. For stages with measured rewards."""
+    gpus: str = ""
+    """Several GPUs of this machine that train together, a process each with a share of every batch: auto for all, or
+    how many. Each judges its own answers."""
     hold_out: Path | None = None
     """File of shapes, other tasks, kernels' ids, schedules and files that the model must not see, see
     docs/training.md."""
@@ -80,7 +90,9 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
             kernels of the model's own), general-rl and hgemm-rl (by measured rewards, on tasks of every kind, on matrix
             products); schedule (the schedule policy that `cuda-l2 optimize` searches with, from --world alone).
     """
+    from cuda_l2.learn import ranks
     from cuda_l2.learn.settings import SCHEDULE, packaged, read
+    from cuda_l2.runs import workers
 
     if stage == SCHEDULE:
         _train_schedule(shapes or [], settings)
@@ -96,6 +108,16 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
         if not value:
             raise UserError(f"{option} is missing; `cuda-l2 train --help` says what it is")
     assert settings.out is not None
+    if settings.gpus:
+        if settings.workers or stage == SELF_TAUGHT:
+            raise UserError(f"--gpus goes neither with --workers nor with the stage {SELF_TAUGHT}")
+        ranks.launch(workers.gpus(settings.gpus, option="--gpus"))
+        return
+    ranks.join()
+    if settings.workers:
+        if chosen.rl is None:
+            raise UserError(f"--workers goes with measured rewards, which the stage {stage} does not have")
+        workers.gpus(settings.workers, settings.target)  # an error leaves no run behind
     if stage in ON_DATA:
         if shapes:
             raise UserError(f"the stage {stage} learns from --data alone and takes no shapes")
@@ -221,8 +243,20 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
             incorrect=rl.incorrect,
             smoothing_clip=rl.smoothing_clip,
         )
-        with Judge(rig, archive, rewards, stage.stage) as judge:
+        with _judges(settings, rig, wanted) as judges, Judge(rig, archive, rewards, stage.stage, judges) as judge:
             contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
+
+
+def _judges(settings: TrainSettings, rig: "Rig", wanted: Sequence[Task]) -> "AbstractContextManager[JudgePool | None]":
+    """The processes of --workers, if any."""
+    if not settings.workers:
+        return contextlib.nullcontext()
+    from cuda_l2.runs.judging import JudgePool, require_known
+    from cuda_l2.runs.workers import gpus
+
+    for task in wanted:
+        require_known(task)
+    return JudgePool(gpus(settings.workers), rig.target.name, _say)
 
 
 def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
@@ -252,7 +286,11 @@ def _decisive(stage: "StageSettings", settings: TrainSettings, data: Any) -> dic
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Of several processes that train together the first speaks."""
+    from cuda_l2.learn import ranks
+
+    if not ranks.rank():
+        print(text, file=sys.stderr, flush=True)
 
 
 def _require_packages() -> None:

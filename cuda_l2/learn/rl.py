@@ -5,7 +5,7 @@ kernels can be among them. A reward is equation 3 of the measured speedup, smoot
 TRL computes group advantages.
 """
 
-import collections
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,7 @@ import datasets
 from trl import GRPOConfig, GRPOTrainer
 
 from cuda_l2.archive import Archive
-from cuda_l2.evaluator import Evaluator
-from cuda_l2.learn import models
+from cuda_l2.learn import models, ranks
 from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import StageSettings
 from cuda_l2.learn.tune import Say, adapters, train, trainer_options
@@ -26,24 +25,29 @@ from cuda_l2.propose._answer import parse_answer
 from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
-from cuda_l2.search import judge_group
+from cuda_l2.runs.judging import Evaluators
+from cuda_l2.search import Group, Judges, judge_group
 from cuda_l2.system.closing import Closing
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.lock import machine_lock
 from cuda_l2.system.text import counted
-
-OPEN = 4
-"""Evaluators kept open: each holds memory for its inputs, outputs and references."""
 
 
 class Judge(Closing):
     """Rewards of answers, from the real evaluator; every trial goes into the archive. A context manager.
 
-    name: the model's name as candidates' proposer.
+    name: the model's name as candidates' proposer. judges: processes that judge in this one's place, also while the
+    model writes; this one's GPU is locked meanwhile, so that nothing is timed on it.
     """
 
-    def __init__(self, rig: Rig, archive: Archive, rewards: RewardSettings, name: str) -> None:
+    def __init__(
+        self, rig: Rig, archive: Archive, rewards: RewardSettings, name: str, judges: Judges | None = None
+    ) -> None:
         self._rig, self._archive, self._rewards, self._name = rig, archive, rewards, name
-        self._evaluators: collections.OrderedDict[Task, Evaluator] = collections.OrderedDict()
+        self._judges, self._evaluators = judges, Evaluators(rig, judges_here=judges is None)
         self._histories: dict[Task, list[Trial]] = {}
+        self._begun: dict[tuple[Task, tuple[str, ...]], Group] = {}
+        self._writing = contextlib.ExitStack()
 
     def history(self, task: Task) -> list[Trial]:
         """The task's trials so far, on this machine."""
@@ -51,13 +55,26 @@ class Judge(Closing):
             self._histories[task] = self._archive.trials(task, self._rig.target.machine, SEARCH.name)
         return self._histories[task]
 
+    def writing(self) -> None:
+        """The model is at work from now on, until a group's rewards are asked for."""
+        self._writing.close()
+        if self._judges and self._rig.gpu:
+            self._writing.enter_context(machine_lock(self._rig.gpu))
+
+    def begin(self, task: Task, answers_G: Sequence[str]) -> None:
+        """Have other processes judge a group while the next is written."""
+        if self._judges and (group := self._group(task, answers_G)):
+            self._begun[task, tuple(answers_G)] = group
+
     def judge(self, task: Task, answers_G: Sequence[str]) -> tuple[list[float], list[Trial | None]]:
         """Smoothed rewards of a group's answers, and their trials; None where an answer held no code."""
+        self._writing.close()
         history = self.history(task)
         before = [self.reward(trial) for trial in history]
-        sources = [parse_answer(answer).source for answer in answers_G]
-        candidates = [Candidate(source, self._name) for source in sources if source]
-        judged = list(judge_group(self._evaluator(task), self._archive, candidates)) if candidates else []
+        sources = self._sources(answers_G)
+        group = self._begun.pop((task, tuple(answers_G)), None) or self._group(task, answers_G)
+        with group or contextlib.nullcontext():
+            judged = list(group or [])
         seen = {trial.candidate.id for trial in history}
         for trial, _ in judged:
             if trial.candidate.id not in seen:
@@ -68,20 +85,22 @@ class Judge(Closing):
         raw = [self.reward(trial) if trial else self._rewards.unbuildable for trial in trials]
         return self._smoothed(raw, before), trials
 
+    def _sources(self, answers_G: Sequence[str]) -> list[str]:
+        return [parse_answer(answer).source for answer in answers_G]
+
+    def _group(self, task: Task, answers_G: Sequence[str]) -> Group | None:
+        """The answers that hold code, if any do; other processes have begun with them when this returns."""
+        candidates = [Candidate(source, self._name) for source in self._sources(answers_G) if source]
+        if not candidates:
+            return None
+        evaluator = self._evaluators.of(task, self._rewards)
+        evaluator.recall(self.history(task))  # a jump is relative to the best of it
+        return judge_group(evaluator, self._archive, candidates, judges=self._judges)
+
     def reward(self, trial: Trial) -> float:
         """Equation 3 with this run's coefficients, also for earlier trials; NaN for a correct kernel not timed."""
         tokens = count_tokens(trial.candidate.source)
         return reward(trial.build.status, trial.verdict, trial.timing, tokens, self._rewards)
-
-    def _evaluator(self, task: Task) -> Evaluator:
-        if task not in self._evaluators:
-            while len(self._evaluators) >= OPEN:
-                _, longest_unused = self._evaluators.popitem(last=False)
-                longest_unused.close()
-            self._evaluators[task] = Evaluator(task, self._rig, rewards=self._rewards)
-            self._evaluators[task].recall(self.history(task))  # a jump is relative to the best of it
-        self._evaluators.move_to_end(task)
-        return self._evaluators[task]
 
     def _smoothed(self, rewards_G: Sequence[float], history: Sequence[float]) -> list[float]:
         known = [value for value in rewards_G if not math.isnan(value)]
@@ -92,8 +111,10 @@ class Judge(Closing):
         return [middle if math.isnan(value) else next(left) for value in rewards_G]
 
     def close(self) -> None:
-        for evaluator in self._evaluators.values():
-            evaluator.close()
+        self._writing.close()
+        for begun in self._begun.values():
+            begun.close()
+        self._evaluators.close()
 
 
 def contrastive_rl(
@@ -102,6 +123,10 @@ def contrastive_rl(
     """GRPO on these tasks. Goes on from the run's last checkpoint; the archive keeps what was judged after it."""
     tuning, rl, sampling = settings.tuning, settings.rl, settings.sampling
     assert rl is not None and sampling is not None
+    if tuning.batch % (rl.group * ranks.count()):
+        raise UserError(
+            f"{ranks.count()} GPUs need tuning.batch as a multiple of {ranks.count()} x rl.group, {rl.group}"
+        )
     pupil = models.load(model, tuning.precision)
     if pupil.note:
         say(pupil.note)
@@ -112,12 +137,20 @@ def contrastive_rl(
     def rollout(texts: list[str], trainer: Any) -> dict[str, Any]:
         """Prompts and answers as tokens. texts: each group's task as often as it has answers."""
         writer = Writer(trainer.accelerator.unwrap_model(trainer.model), pupil.tokenizer, sampling)
+        asked = [by_text[text] for text in texts[:: rl.group]]
+        judge.writing()
         prompts: list[list[int]] = []
-        for start in range(0, len(texts), rl.group):
-            task = by_text[texts[start]]
+        for task in asked:
             question = questions.ask(task, judge.history(task), pupil.tokenizer)
             prompts += [writer.prompt_ids(question)] * rl.group
-        return {"prompt_ids": prompts, "completion_ids": writer.write(prompts), "logprobs": None}
+        together = max(1, sampling.at_once // rl.group) * rl.group
+        answers: list[list[int]] = []
+        for start in range(0, len(prompts), together):
+            answers += writer.write(prompts[start : start + together])
+            for first in range(start, len(answers), rl.group):
+                written = [writer.text(answer) for answer in answers[first : first + rl.group]]
+                judge.begin(asked[first // rl.group], written)
+        return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": None}
 
     def measured(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
         rewards: list[float] = []
@@ -136,8 +169,6 @@ def contrastive_rl(
         reward_funcs=measured,
         args=GRPOConfig(
             **trainer_options(tuning, run),
-            per_device_train_batch_size=tuning.micro_batch,
-            gradient_accumulation_steps=tuning.batch // tuning.micro_batch,
             num_generations=rl.group,
             num_iterations=rl.iterations,
             max_completion_length=sampling.answer_tokens,

@@ -1,6 +1,6 @@
 """One training run's folder: its settings, its log, its checkpoints, the model at its end.
 
-run.jsonl           the settings, then a line a logged step
+run.jsonl           the settings, then a line a logged step; run-rank-1.jsonl of the second process of several
 checkpoints/        as transformers' Trainer writes them
 model/              written when the stage is done
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.learn import ranks
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile, parsed
@@ -32,9 +33,11 @@ class Run(Closing):
         """settings: all that decide the outcome, as JSON. UserError where the folder holds another run or files."""
         self.folder = folder
         header = {"format": FORMAT, **json.loads(json.dumps(settings))}
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / LOG).exists():
+        others = [path for path in folder.iterdir() if not path.match("run*.jsonl")] if folder.is_dir() else []
+        if others and not (folder / LOG).exists():
             raise UserError(f"{folder} holds other things; choose an empty folder with --out")
-        self._file = LinesFile(folder / LOG, lambda first: _accept(first, header, folder))
+        log = f"run-rank-{ranks.rank()}.jsonl" if ranks.rank() else LOG
+        self._file = LinesFile(folder / log, lambda first: _accept(first, header, folder))
         if not self._file.lines:
             self._file.append(json.dumps(header))
 
@@ -62,7 +65,8 @@ class Run(Closing):
         for path in reversed(found):
             if _whole(path):
                 return path
-            shutil.rmtree(path)
+            if not ranks.rank():
+                shutil.rmtree(path)
         return None
 
     def log(self, fields: Mapping[str, Any]) -> None:
@@ -70,7 +74,12 @@ class Run(Closing):
         self._file.append(json.dumps(fields))
 
     def finish(self, save: Callable[[Path], object]) -> None:
-        """Let `save` write the model into a folder, which appears whole or not at all, and remove the checkpoints."""
+        """Let `save` write the model into a folder, which appears whole or not at all, and remove the checkpoints.
+
+        Of several processes the first does this.
+        """
+        if ranks.rank():
+            return
         temporary = self.folder / f"{MODEL}.new"
         shutil.rmtree(temporary, ignore_errors=True)
         try:

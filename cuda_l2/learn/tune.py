@@ -11,7 +11,7 @@ import transformers
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
 
-from cuda_l2.learn import models
+from cuda_l2.learn import models, ranks
 from cuda_l2.learn.models import Pupil
 from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import Lora, StageSettings, Tuning
@@ -59,12 +59,21 @@ def fine_tune(
 
 
 def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
-    """The options that all trainers share."""
+    """The options that all trainers share. UserError where processes that train together cannot have equal shares."""
+    share, left_over = divmod(tuning.batch, ranks.count())
+    micro_batch = min(tuning.micro_batch, share)
+    if left_over or share % micro_batch:
+        raise UserError(
+            f"{ranks.count()} GPUs cannot share tuning.batch = {tuning.batch} in parts of tuning.micro_batch ="
+            f" {tuning.micro_batch}: choose multiples of one another"
+        )
     on_gpu = models.device() == "cuda"
     # transformers 5.17 has the older name, 5.23 the newer
     newer = "activation_checkpointing" in transformers.TrainingArguments.__dataclass_fields__
     return {
         "output_dir": str(run.checkpoints),
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": share // micro_batch,
         "num_train_epochs": tuning.epochs,
         "max_steps": tuning.steps or -1,
         "learning_rate": tuning.learning_rate,
@@ -108,6 +117,9 @@ def train(trainer: Any, run: Run, say: Say) -> None:
         say(f"goes on from {last.name}")
     trainer.train(resume_from_checkpoint=str(last) if last else None)
     run.finish(Pupil(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class).save)
+    if ranks.count() > 1:
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
 
 
 def _fit(
@@ -117,8 +129,6 @@ def _fit(
     datasets.disable_progress_bars()
     config = SFTConfig(
         **trainer_options(tuning, run),
-        per_device_train_batch_size=tuning.micro_batch,
-        gradient_accumulation_steps=tuning.batch // tuning.micro_batch,
         max_length=tuning.sequence_tokens,
         packing=packing,
         packing_strategy="wrapped",

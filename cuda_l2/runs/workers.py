@@ -17,19 +17,33 @@ SECRETS = "RAY_AUTH"
 """Beginning of variables that no part needs."""
 
 
-def gpus(asked: str) -> list[str]:
-    """GPUs as CUDA_VISIBLE_DEVICES names them: all that are visible for `auto`, else as many as asked for."""
+def gpus(asked: str, target: str = "auto", option: str = "--workers") -> list[str]:
+    """GPUs as CUDA_VISIBLE_DEVICES names them: all that are visible for `auto`, else as many as asked for.
+
+    option: which asks for them. UserError where there are none, or the target is the CPU.
+    """
+    if target == "cpu":
+        raise UserError(
+            "--workers goes with GPUs: on a CPU each verification and timing has the whole machine, and workers would"
+            " wait for one another; several machines can share an archive (docs/scale.md)"
+        )
     import torch  # noqa: PLC0415 - options must be read in no time
 
     found = visible_gpus(torch.cuda.device_count())
     if asked != "auto" and not (asked.isdecimal() and int(asked)):
-        raise UserError(f"--workers is auto, a number of GPUs, ray or ray://HOST:PORT, not {asked!r}")
+        raise UserError(f"{option} is auto, a number of GPUs, or for some commands ray://HOST:PORT, not {asked!r}")
     count = len(found) if asked == "auto" else int(asked)
     if not found or count > len(found):
         raise UserError(
-            f"--workers {asked}: there are {len(found)} GPUs to work on; `cuda-l2 doctor` says what is missing"
+            f"{option} {asked}: there are {len(found)} GPUs to work on; `cuda-l2 doctor` says what is missing"
         )
     return found[:count]
+
+
+def seen(gpu: str, gpus: Sequence[str]) -> str:
+    """CUDA_VISIBLE_DEVICES of a GPU's process: this one, on which it works, and the next, for `rigs.elsewhere`."""
+    following = gpus[(gpus.index(gpu) + 1) % len(gpus)]
+    return gpu if following == gpu else f"{gpu},{following}"
 
 
 def own_arguments(arguments: Sequence[str], changed: Mapping[str, str]) -> list[str]:
@@ -57,7 +71,10 @@ def share(
     """
     interrupted = False
     with selectors.DefaultSelector() as streams:
-        all_workers = [Worker(gpu, [*program, *arguments], f"GPU {gpu}: ") for gpu, arguments in commands.items()]
+        all_workers = [
+            Worker(seen(gpu, [*commands]), [*program, *arguments], f"GPU {gpu}: ")
+            for gpu, arguments in commands.items()
+        ]
         for worker in all_workers:
             streams.register(worker.errors, selectors.EVENT_READ, worker)
         while streams.get_map():
@@ -86,11 +103,11 @@ def _end_as_by_interrupt() -> None:
 
 
 class Worker:
-    """The process of one GPU. label: begins the lines that it says."""
+    """The process of one GPU. visible: its CUDA_VISIBLE_DEVICES. label: begins the lines that it says."""
 
-    def __init__(self, gpu: str, command: Sequence[str], label: str = "") -> None:
+    def __init__(self, visible: str, command: Sequence[str], label: str = "") -> None:
         self.interrupted, self._tries = False, 0
-        self._gpu, self._command, self._label, self._said = gpu, command, label, b""
+        self._visible, self._command, self._label, self._said = visible, command, label, b""
         self._start()
 
     def _start(self) -> None:
@@ -98,7 +115,7 @@ class Worker:
         self._process = subprocess.Popen(
             self._command,
             env={name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
-            | {"CUDA_VISIBLE_DEVICES": self._gpu},
+            | {"CUDA_VISIBLE_DEVICES": self._visible},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # its tables: those of all are printed at the end
             stderr=subprocess.PIPE,

@@ -10,6 +10,9 @@ from pathlib import Path
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.steps import step
 
+WAITING = "waiting for another cuda-l2 on this machine, on top of the budget"
+"""The step meanwhile."""
+
 
 @contextmanager
 def machine_lock(gpu: str = "") -> Iterator[float]:
@@ -38,6 +41,6 @@ def held(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[Path]:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            with step("waiting for another cuda-l2 on this machine, on top of the budget"):
+            with step(WAITING):
                 fcntl.flock(file, kind)
         yield path

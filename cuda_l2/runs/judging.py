@@ -1,0 +1,104 @@
+"""Candidates that a process for each GPU of this machine judges, in place of the one that proposes them."""
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.records import Task
+from cuda_l2.reward import RewardSettings
+from cuda_l2.rigs import Request, Rig, open_rig
+from cuda_l2.runs.pool import Pool
+from cuda_l2.search import Judged, Order
+from cuda_l2.system.closing import Closing
+from cuda_l2.system.errors import UserError
+from cuda_l2.tasks.kinds import kind_of
+
+LIMIT_S = 1200.0
+"""For one candidate: its process starts, tunes cuBLASLt, verifies and times twice, and has a second GPU do so."""
+OPEN = 4
+"""Evaluators kept open: each holds memory for its inputs, outputs and references."""
+
+
+class Evaluators(Closing):
+    """Evaluators of the tasks that were asked for last. A context manager."""
+
+    def __init__(self, rig: Rig, *, judges_here: bool = True) -> None:
+        self._rig, self._judges_here = rig, judges_here
+        self._open: collections.OrderedDict[tuple[Task, RewardSettings], Evaluator] = collections.OrderedDict()
+
+    def of(self, task: Task, rewards: RewardSettings) -> Evaluator:
+        key = task, rewards
+        if key not in self._open:
+            while len(self._open) >= OPEN:
+                _, longest_unused = self._open.popitem(last=False)
+                longest_unused.close()
+            self._open[key] = Evaluator(task, self._rig, rewards=rewards, judges_here=self._judges_here)
+        self._open.move_to_end(key)
+        return self._open[key]
+
+    def close(self) -> None:
+        for evaluator in self._open.values():
+            evaluator.close()
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What a process does: one evaluator's work, on the GPU that it sees first."""
+
+    target: str
+    request: Request
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[Order], Judged]]:
+        with open_rig(self.target, self.request) as rig, Evaluators(rig) as evaluators:
+            yield lambda order: _judged(evaluators.of(order.task, order.rewards), order)
+
+
+def _judged(evaluator: Evaluator, order: Order) -> Judged:
+    seconds, queued_s = dict(evaluator.stage_seconds), evaluator.queued_s
+    evaluator.best_speedup = max(evaluator.best_speedup, order.best_speedup)
+    evaluator.ends = evaluator.clock.now() + order.left_s
+    (trial,) = evaluator.evaluate([order.candidate])
+    took = {stage: after - seconds[stage] for stage, after in evaluator.stage_seconds.items()}
+    return Judged(trial, took, evaluator.queued_s - queued_s)
+
+
+class JudgePool(Closing):
+    """The processes of a search or a training run. A context manager; `search.Judges` describes it."""
+
+    def __init__(
+        self, gpus: Sequence[str], target: str, say: Callable[[str], None], request: Request = Request()
+    ) -> None:
+        self._pool = Pool(gpus, Judging(target, request), say, LIMIT_S)
+        self.count = self._pool.count
+        self._under_way: dict[tuple[Task, str], Future[Judged]] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, order: Order) -> "Future[Judged]":
+        """Have a candidate judged when a process is free; the future of an earlier order for it that is under way."""
+        require_known(order.task)
+        key = order.task, order.candidate.id
+        with self._lock:
+            found = self._under_way.get(key)
+            if found is None or found.done():
+                found = self._under_way[key] = self._pool.begin(order)
+        found.add_done_callback(lambda future: self._forget(key, future))
+        return found
+
+    def _forget(self, key: tuple[Task, str], future: "Future[Judged]") -> None:
+        with self._lock:
+            if self._under_way.get(key) is future:
+                del self._under_way[key]
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def require_known(task: Task) -> None:
+    """UserError for a task that another process does not know by its text."""
+    if not kind_of(task).known_by_text:
+        raise UserError(f"{task}: files of KernelBench are judged by one process; leave --workers out")

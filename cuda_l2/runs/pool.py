@@ -1,0 +1,114 @@
+"""Processes that answer requests, one for each GPU of this machine.
+
+    begin(request) --> queue --> a GPU's thread --line--> its process, `pool_worker` --line--> the future's result
+
+What a process has in flight when it dies or hangs is given out again, to whoever is free first.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cuda_l2.runs.workers import TRIES, seen
+from cuda_l2.system.closing import Closing
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.line_process import LineProcess, packed, unpacked
+
+MAIN = "cuda_l2.runs.pool_worker"
+
+
+class Servant(Protocol):
+    """What the processes of a pool do. It is pickled, as requests and answers are."""
+
+    def opened(self) -> AbstractContextManager[Callable[[Any], Any]]:
+        """In a process: what it needs, and a function from a request to its answer. UserError is an answer too."""
+
+
+@dataclass
+class _Order:
+    request: Any
+    future: "Future[Any]"
+    given_out: int = 0
+
+
+class Pool(Closing):
+    """A process for each GPU, started with its first request. A context manager; its end ends the processes."""
+
+    def __init__(self, gpus: Sequence[str], servant: Servant, say: Callable[[str], None], limit_s: float) -> None:
+        """gpus: as CUDA_VISIBLE_DEVICES names them. say: takes the lines that the processes say. limit_s: how long a
+        request may take, without what its process waits for the GPU's lock; then the process hangs, and is killed.
+        """
+        self.count = len(gpus)
+        self._servant, self._say, self._limit_s, self._closed = packed(servant), say, limit_s, False
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._processes: dict[str, LineProcess] = {}
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._serve, args=(gpu, seen(gpu, gpus)), daemon=True) for gpu in gpus]
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, request: Any) -> "Future[Any]":
+        """The answer, once a process has given it. UserError where one says so, or TRIES of them died of it."""
+        order = _Order(request, Future())
+        self._orders.put(order)
+        return order.future
+
+    def close(self) -> None:
+        """End all processes, also in the middle of a request."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes.values():
+                process.kill()
+        for _ in self._threads:
+            self._orders.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, gpu: str, visible: str) -> None:
+        """Give out requests to one GPU's process until the pool is closed."""
+        while (order := self._orders.get()) is not None:
+            if not (order.given_out or order.future.set_running_or_notify_cancel()):
+                continue
+            order.given_out += 1
+            process = self._process(gpu, visible)
+            if process is None:
+                order.future.set_exception(CancelledError())
+                continue
+            message = {"servant": self._servant, "request": packed(order.request)}
+            answer = process.ask(message, self._limit_s, lambda line: self._say(f"GPU {gpu}: {line}"))
+            if "answer" in answer:
+                order.future.set_result(unpacked(answer["answer"]))
+            elif "error" in answer:
+                order.future.set_exception(UserError(answer["error"]))
+            else:
+                self._lost(gpu, order)
+        if process := self._processes.pop(gpu, None):
+            process.close()
+
+    def _process(self, gpu: str, visible: str) -> LineProcess | None:
+        """The GPU's process, started where there is none; None where the pool is closed."""
+        with self._lock:
+            if self._closed:
+                return None
+            if gpu not in self._processes:
+                self._processes[gpu] = LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
+            return self._processes[gpu]
+
+    def _lost(self, gpu: str, order: _Order) -> None:
+        """A process has ended before it answered."""
+        with self._lock:
+            process, closed = self._processes.pop(gpu), self._closed
+        status = process.close()
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        how = f"gave no answer for {self._limit_s:.0f} s" if process.late else how
+        if closed:
+            order.future.set_exception(CancelledError())
+        elif order.given_out < TRIES:
+            self._say(f"GPU {gpu}: its process {how}; what it had in flight is given out again")
+            self._orders.put(order)
+        else:
+            order.future.set_exception(UserError(f"{TRIES} processes died of one request, the last {how}"))

@@ -1,0 +1,43 @@
+"""What processes of a pool do in tests: `pool` pickles it, so that they import it from here."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuda_l2.system.errors import UserError
+
+FOLDER = str(Path(__file__).parent)
+"""For PYTHONPATH."""
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Answers a word with the GPUs that it sees; some words do something else before."""
+
+    folder: Path
+    """The pids of processes that were asked for a word, in a file of its name."""
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[str], str]]:
+        yield self._answer
+
+    def _answer(self, word: str) -> str:
+        asked = self.folder / word
+        before = asked.read_text().split() if asked.exists() else []
+        with asked.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        print(f"cuda-l2: {word}", file=sys.stderr)
+        if word == "deadly" or (word == "dies once" and not before):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "hangs" or (word == "hangs once" and not before):
+            time.sleep(1e6)
+        if word == "no":
+            raise UserError("no such word")
+        if word == "broken":
+            raise RuntimeError("the driver's")
+        return os.environ["CUDA_VISIBLE_DEVICES"]

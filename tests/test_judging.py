@@ -1,0 +1,147 @@
+"""Searches whose candidates, or shapes, several processes share; two of the CPU's stand in for those of GPUs."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pool_servants import FOLDER
+
+from cuda_l2.archive import Archive
+from cuda_l2.commands import optimize as command
+from cuda_l2.commands.optimize import OptimizeSettings
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import families_for
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.optimizer import Optimizer
+from cuda_l2.propose._base import FamilySpace, draw
+from cuda_l2.records import Candidate, Gemm, Operation, Trial
+from cuda_l2.runs import pool, workers
+from cuda_l2.runs.judging import JudgePool, require_known
+from cuda_l2.search import judge_group
+from cuda_l2.settings import Settings
+from cuda_l2.system.errors import UserError
+
+GEMM = Gemm(64, 48, 80)
+SHAPES = ["16x16x16", "16x16x32"]
+GPUS = ["0", "1"]
+
+
+@pytest.fixture
+def dies(tmp_path, monkeypatch) -> Path:
+    """Where this file is there, a process is killed while it judges, once. Processes have scripted times."""
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    monkeypatch.setenv("POOL_DIES", str(tmp_path / "dies"))
+    monkeypatch.setattr(pool, "MAIN", "scripted_pool")
+    return tmp_path / "dies"
+
+
+def outcome(trial: Trial) -> tuple:
+    """What does not depend on who judged, nor on inputs: times are scripted."""
+    return trial.candidate.id, trial.status, trial.speedup, trial.verdict.passed if trial.verdict else ()
+
+
+def candidates(rig, count: int) -> list[Candidate]:
+    space, rng = FamilySpace(families_for(GEMM, rig.target)[0], GEMM, rig.target), np.random.default_rng(0)
+    return [space.render(draw(space, rng), "test") for _ in range(count)]
+
+
+def test_candidates_that_two_processes_judge_have_the_trials_of_one_though_one_is_killed(dies, tmp_path) -> None:
+    said: list[str] = []
+    settings = Settings(3600, 6, "random", target="cpu", protocol="offline", archive=tmp_path / "one.db")
+    with Optimizer(settings) as optimizer:
+        alone = optimizer.find(GEMM)[0].trials
+    dies.touch()
+    with (
+        Optimizer(replace(settings, archive=tmp_path / "two.db")) as optimizer,
+        JudgePool(GPUS, "cpu", said.append) as judges,
+    ):
+        optimizer.judges = judges
+        result = optimizer.optimize(GEMM)
+        stored = optimizer.archive.trials(GEMM, optimizer.target.machine, SEARCH.name)
+    assert not dies.exists() and sum("given out again" in line for line in said) == 1
+    assert [*map(outcome, stored)] == [*map(outcome, result.search.trials)] == [*map(outcome, alone)]
+    assert len(stored) == 6 and result.best is not None
+    assert all(result.search.stage_seconds[stage] > 0 for stage in ("build", "verify", "measure"))
+
+
+def test_a_candidate_that_another_search_judges_is_left_to_it(dies, tmp_path, rig) -> None:
+    first, second = candidates(rig, 2)
+    with (
+        Archive(tmp_path / "archive.db") as archive,
+        Archive(tmp_path / "archive.db") as other,
+        Evaluator(GEMM, rig) as evaluator,
+        JudgePool(GPUS, "cpu", print) as judges,
+    ):
+        other.claim(GEMM, first, rig.target.machine, SEARCH.name)
+        with judge_group(evaluator, archive, [second, first], judges=judges) as group:
+            assert next(group)[0].candidate == second
+            (trial,) = evaluator.evaluate([first])
+            other.append(trial)
+            assert next(group) == (trial, True)
+        assert len(archive.trials(GEMM)) == 2
+
+
+def test_what_nobody_awaited_is_given_back(dies, tmp_path, rig) -> None:
+    group = candidates(rig, 3)
+    with (
+        Archive(tmp_path / "archive.db") as archive,
+        Archive(tmp_path / "archive.db") as other,
+        Evaluator(GEMM, rig) as evaluator,
+        JudgePool(GPUS, "cpu", print) as judges,
+    ):
+        with judge_group(evaluator, archive, group, judges=judges) as judged:
+            assert not other.claim(GEMM, group[2], rig.target.machine, SEARCH.name)
+            next(judged)
+        assert all(other.claim(GEMM, each, rig.target.machine, SEARCH.name) for each in group)
+
+
+def test_one_candidate_in_two_groups_is_judged_once(dies, tmp_path, rig) -> None:
+    (one,) = candidates(rig, 1)
+    with (
+        Archive(tmp_path / "archive.db") as archive,
+        Evaluator(GEMM, rig) as evaluator,
+        JudgePool(GPUS, "cpu", print) as judges,
+        judge_group(evaluator, archive, [one], judges=judges) as first,
+        judge_group(evaluator, archive, [one], judges=judges) as second,
+    ):
+        ((trial, known),), ((same, again),) = first, second
+        assert same == trial and (known, again) == (False, True) and archive.trials(GEMM) == [trial]
+
+
+def test_a_gpu_of_another_kind_is_one_line(rig) -> None:
+    (one,) = candidates(rig, 1)
+    with Evaluator(GEMM, rig) as evaluator:
+        (trial,) = evaluator.evaluate([one])
+        with pytest.raises(UserError, match="one GPU is other, the first cpu"):
+            evaluator.take(replace(trial, machine="other"), {}, 0.0)
+
+
+def test_several_shapes_are_searched_by_two_processes_though_one_is_killed(dies, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(workers, "gpus", lambda asked, target: GPUS)
+    dies.touch()
+    archive = tmp_path / "archive.db"
+    settings = OptimizeSettings(
+        3600, 3, "random", target="cpu", protocol="offline", archive=archive, workers="2", json=True
+    )
+    command.command(SHAPES, settings=settings)
+    said = capsys.readouterr()
+    results = [json.loads(line) for line in said.out.splitlines()]
+    assert [result["gemm"] for result in results] == SHAPES and all(result["best"] for result in results)
+    assert not dies.exists() and said.err.count("its process was killed by signal 9; what it had in flight") == 1
+    with Archive(archive) as read:
+        tried = Counter((str(t.task), t.candidate.id) for t in read.trials() if t.protocol == SEARCH.name)
+    assert set(tried.values()) == {1} and {task for task, _ in tried} == set(SHAPES)
+
+
+def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:
+    with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
+        workers.gpus("2", "cpu")
+    with pytest.raises(UserError, match="limit --trials instead"):
+        asked = OptimizeSettings(model=ModelSettings(tokens=1000))
+        list(command._searched_apart([GEMM, GEMM], GPUS, asked))
+    with pytest.raises(UserError, match="leave --workers out"):
+        require_known(Operation("kernelbench/level1/19_ReLU"))

@@ -1,0 +1,110 @@
+"""Processes that answer requests: who gets what, and what becomes of a request whose process dies or hangs."""
+
+import os
+import signal
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+from pool_servants import FOLDER, Scripted
+from waiting import wait_until
+
+from cuda_l2.runs.pool import Pool
+from cuda_l2.runs.workers import TRIES
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.line_process import LineProcess
+
+NEVER_S = 1e6
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch, said):
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    with Pool(["3", "5"], Scripted(tmp_path), said.append, NEVER_S) as opened:
+        yield opened
+
+
+def pids(path: Path) -> list[int]:
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_each_process_sees_its_own_gpu_first_and_then_another(pool, said, tmp_path) -> None:
+    held = pool.begin("hangs")
+    wait_until(lambda: pids(tmp_path / "hangs"))
+    (others,) = {pool.begin(word).result() for word in ("one", "two", "three")}  # those of the other process
+    assert others in ("3,5", "5,3") and f"GPU {others[0]}: two" in said
+    pool.close()
+    with pytest.raises(CancelledError):
+        held.result()
+
+
+@pytest.mark.parametrize("word", ["dies once", "hangs once"])
+def test_what_a_process_had_in_flight_is_given_out_again(pool, said, tmp_path, word) -> None:
+    again, others = pool.begin(word), [pool.begin(f"other {number}") for number in range(4)]
+    if word == "hangs once":
+        wait_until(lambda: pids(tmp_path / word))
+        (hung,) = [each for each in pool._processes.values() if each._process.pid == pids(tmp_path / word)[0]]
+        hung._end_late()  # as its limit does
+    assert all(future.result() in ("3,5", "5,3") for future in (again, *others))
+    first, second = pids(tmp_path / word)
+    assert first != second
+    why = "was killed by signal 9" if word == "dies once" else f"gave no answer for {NEVER_S:.0f} s"
+    assert next(line for line in said if "given out again" in line).endswith(
+        f"its process {why}; what it had in flight is given out again"
+    )
+    assert all(len(pids(tmp_path / f"other {number}")) == 1 for number in range(4))
+
+
+def test_a_process_that_is_killed_from_outside_costs_what_it_had_in_flight(pool, said, tmp_path) -> None:
+    again = pool.begin("hangs once")
+    wait_until(lambda: pids(tmp_path / "hangs once"))
+    os.kill(pids(tmp_path / "hangs once")[0], signal.SIGKILL)
+    assert again.result() in ("3,5", "5,3")
+    assert sum("was killed by signal 9" in line for line in said) == 1
+
+
+@pytest.mark.parametrize(("word", "how"), [("deadly", "was killed by signal 9"), ("broken", "ended with status 1")])
+def test_a_request_that_processes_die_of_is_an_error_and_the_pool_goes_on(pool, tmp_path, word, how) -> None:
+    with pytest.raises(UserError, match=f"{TRIES} processes died of one request, the last {how}"):
+        pool.begin(word).result()
+    assert len(set(pids(tmp_path / word))) == TRIES
+    assert pool.begin("one").result() in ("3,5", "5,3")
+
+
+def test_an_error_for_users_is_an_answer(pool, said) -> None:
+    with pytest.raises(UserError, match="no such word"):
+        pool.begin("no").result()
+    assert not any("given out again" in line for line in said)
+
+
+def test_the_end_of_a_pool_ends_its_processes(pool, tmp_path) -> None:
+    held = [pool.begin("hangs"), pool.begin("hangs")]
+    waiting = pool.begin("one")
+    wait_until(lambda: len(pids(tmp_path / "hangs")) == 2)
+    pool.close()
+    assert not any(map(running, pids(tmp_path / "hangs")))
+    assert all(isinstance(future.exception(), CancelledError) for future in held)
+    assert not (tmp_path / "one").exists() and not waiting.running()
+
+
+def test_a_process_that_waits_for_the_lock_has_all_its_time_again(monkeypatch) -> None:
+    limits, limit = [], LineProcess._limit
+    monkeypatch.setattr(LineProcess, "_limit", lambda process, s: limits.append(s) or limit(process, s))
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    process, said = LineProcess("pool_lines"), list[str]()
+    assert process.ask({}, NEVER_S, said.append) == {"answer": 1}
+    assert (limits, said) == ([NEVER_S] * 2, ["a", "b"])
+    process.close()

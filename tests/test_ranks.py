@@ -1,0 +1,72 @@
+"""Several processes that train together: two on the CPU stand in for two GPUs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_train import SMALL, logged
+from waiting import CLI
+
+from cuda_l2.commands import train as command
+from cuda_l2.commands.train import TrainSettings
+from cuda_l2.corpus import dataset
+from cuda_l2.learn import ranks
+from cuda_l2.runs import workers
+from cuda_l2.system.errors import UserError
+
+
+def launched(folder: Path, out: Path, *changes: str) -> None:
+    """The stage `pretrain` with --gpus 2, as from a shell."""
+    words = ["train", "--stage", "pretrain", "--model", "scratch", "--data", folder / "corpus", "--out", out]
+    words += ["--config", folder / "small.toml", *(word for change in changes for word in ("--set", change))]
+    code = f"import sys\nfrom cuda_l2.learn import ranks\nranks.launch(['0', '1'], {CLI!r})"
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words), "--gpus", "2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("step 8 of 8") == 1 and done.stdout.count("the model is in") == 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("ranks")
+    (made / "small.toml").write_text(SMALL)
+    texts = [{"text": f"void f{i}(void) {{\n    int a = {i};\n    return;\n}}\n"} for i in range(600)]
+    dataset.write(made / "corpus", {"text": texts}, "test")
+    return made
+
+
+def test_two_processes_make_the_model_that_one_makes(folder, tmp_path) -> None:
+    asked = TrainSettings("scratch", [folder / "corpus"], tmp_path / "one", folder / "small.toml", ["tuning.steps=8"])
+    command.command(stage="pretrain", settings=asked)
+    launched(folder, tmp_path / "two", "tuning.steps=8")
+    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert all(torch.allclose(one[name], two[name], atol=1e-3) for name in one)
+    losses = [[line["loss"] for line in logged(tmp_path / name) if "loss" in line] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3) and len(losses[0]) == 8
+    other = [json.loads(line) for line in (tmp_path / "two" / "run-rank-1.jsonl").read_text().splitlines()]
+    assert sum("loss" in line for line in other) == 8
+
+
+def test_where_one_process_fails_all_end(monkeypatch) -> None:
+    program = "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(3)\ntime.sleep(1e6)"
+    monkeypatch.setattr(sys, "argv", ["cuda-l2"])
+    with pytest.raises(UserError, match="the process on GPU 5 ended with status 3, and the others with it"):
+        ranks.launch(["4", "5"], (sys.executable, "-c", program))
+
+
+def test_what_two_cannot_share_is_one_line(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(ranks.COUNT, "3")
+    asked = TrainSettings("scratch", [folder / "corpus"], tmp_path / "out", folder / "small.toml")
+    with pytest.raises(UserError, match="3 GPUs cannot share"):
+        command.command(stage="pretrain", settings=asked)
+
+
+def test_gpus_that_train_take_no_workers(monkeypatch) -> None:
+    monkeypatch.setattr(workers, "gpus", lambda *_, **named: ["0", "1"])
+    for stage, asked in (("hgemm-rl", {"workers": "2"}), ("self-supervised", {})):
+        with pytest.raises(UserError, match="--gpus goes neither with --workers nor with the stage self-supervised"):
+            command.command(["8x8x8"], stage=stage, settings=TrainSettings("x", out=Path("y"), gpus="2", **asked))
