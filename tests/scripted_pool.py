@@ -1,5 +1,5 @@
 """A process of a pool with scripted times. Where the file that POOL_DIES names is there it is killed, once, while it
-judges.
+judges. A file of its pid in the folder POOL_PIDS says that it runs.
 """
 
 import os
@@ -25,4 +25,6 @@ if __name__ == "__main__":
         return trial
 
     Evaluator.judge = judged
+    if "POOL_PIDS" in os.environ:
+        (Path(os.environ["POOL_PIDS"]) / str(os.getpid())).touch()
     pool_worker.main()

@@ -1,6 +1,8 @@
 """Searches whose candidates, or shapes, several processes share; two of the CPU's stand in for those of GPUs."""
 
+import contextlib
 import json
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pool_servants import FOLDER
+from waiting import interrupt_when, require_gone
 
 from cuda_l2.archive import Archive
 from cuda_l2.commands import optimize as command
@@ -135,6 +138,31 @@ def test_several_shapes_are_searched_by_two_processes_though_one_is_killed(dies,
     with Archive(archive) as read:
         tried = Counter((str(t.task), t.candidate.id) for t in read.trials() if t.protocol == SEARCH.name)
     assert set(tried.values()) == {1} and {task for task, _ in tried} == set(SHAPES)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shapes", [SHAPES, SHAPES[:1]], ids=["shapes", "candidates"])
+def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(dies, tmp_path, monkeypatch, shapes) -> None:
+    monkeypatch.setenv("POOL_PIDS", str(tmp_path))
+    archive = tmp_path / "archive.db"
+    words = [sys.executable, Path(FOLDER) / "pooled_cli.py", "optimize", *shapes, "--target", "cpu", "--workers", "2"]
+    words += ["--policy", "random", "--archive", archive, "--budget", "1h"]
+
+    def tried() -> set[tuple[str, str]]:
+        with contextlib.suppress(UserError), Archive(archive, reading=True) as read:  # not there yet
+            return {(str(trial.task), trial.candidate.id) for trial in read.trials()}
+        return set()
+
+    interrupt_when(lambda: len(tried()) > 3, words)
+    began = [path.name for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert len(began) == 2
+    for pid in began:
+        require_gone(pid)
+    before = tried()
+    interrupt_when(lambda: len(tried()) > len(before), words)
+    with Archive(archive) as read:
+        searched = [(str(t.task), t.candidate.id) for t in read.trials() if t.protocol == SEARCH.name]
+    assert before < set(searched) and len(set(searched)) == len(searched)
 
 
 def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:

@@ -42,7 +42,7 @@ class OptimizeSettings(Settings):
     page: Path | None = None
     """Write what the archive holds of these tasks as one HTML page too. It replaces the page of an earlier search, and
     no other file."""
-    workers: str = ""
+    workers: Annotated[str, Parameter(group="Several GPUs")] = ""
     """Several GPUs of this machine, a process each: auto for all, or how many. Of several shapes each searches one at a
     time; the candidates of a single one are shared."""
 

@@ -1,0 +1,14 @@
+"""`cuda-l2` in a process of its own with scripted times, where two processes of a pool stand in for those of two GPUs."""
+
+import kept_baselines
+import scripted_times
+
+from cuda_l2 import cli
+from cuda_l2.runs import pool, workers
+
+if __name__ == "__main__":
+    scripted_times.install(setattr)
+    kept_baselines.install(setattr)
+    workers.gpus = lambda *_, **named: ["0", "1"]
+    pool.MAIN = "scripted_pool"
+    cli.main()
