@@ -270,6 +270,7 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
         self._begun: dict[str, tuple[Candidate, Future[Judged]]] = {}
         """Those that other processes judge for this search, by id."""
         if judges:
+            evaluator.rig.prefetch(self._left)  # all cores build what a process asks for one by one
             for candidate in filter(self._mine, self._left):
                 self._begun[candidate.id] = candidate, self._begin(judges, candidate)
         else:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,12 @@ from cuda_l2.runs import workers
 from cuda_l2.system.errors import UserError
 
 
-def launched(folder: Path, out: Path, *changes: str) -> None:
+def launched(folder: Path, out: Path, program: Sequence[str] = CLI) -> "subprocess.CompletedProcess[str]":
     """The stage `pretrain` with --gpus 2, as from a shell."""
     words = ["train", "--stage", "pretrain", "--model", "scratch", "--data", folder / "corpus", "--out", out]
-    words += ["--config", folder / "small.toml", *(word for change in changes for word in ("--set", change))]
-    code = f"import sys\nfrom cuda_l2.learn import ranks\nranks.launch(['0', '1'], {CLI!r})"
-    done = subprocess.run([sys.executable, "-c", code, *map(str, words), "--gpus", "2"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("step 8 of 8") == 1 and done.stdout.count("the model is in") == 1
+    words += ["--config", folder / "small.toml", "--set", "tuning.steps=8", "--gpus", "2"]
+    code = f"from cuda_l2.learn import ranks\nranks.launch(['0', '1'], {program!r})"
+    return subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,9 @@ def folder(tmp_path_factory) -> Path:
 def test_two_processes_make_the_model_that_one_makes(folder, tmp_path) -> None:
     asked = TrainSettings("scratch", [folder / "corpus"], tmp_path / "one", folder / "small.toml", ["tuning.steps=8"])
     command.command(stage="pretrain", settings=asked)
-    launched(folder, tmp_path / "two", "tuning.steps=8")
+    done = launched(folder, tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("step 8 of 8") == 1 and done.stdout.count("the model is in") == 1
     one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
     assert one.keys() == two.keys()
     assert all(torch.allclose(one[name], two[name], atol=1e-3) for name in one)
@@ -49,6 +50,19 @@ def test_two_processes_make_the_model_that_one_makes(folder, tmp_path) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-3) and len(losses[0]) == 8
     other = [json.loads(line) for line in (tmp_path / "two" / "run-rank-1.jsonl").read_text().splitlines()]
     assert sum("loss" in line for line in other) == 8
+
+
+@pytest.mark.full
+def test_where_one_process_is_killed_all_go_on_from_the_checkpoint_to_the_same_model(folder, tmp_path) -> None:
+    program = (sys.executable, str(Path(__file__).with_name("rank_dies.py")))
+    done = launched(folder, tmp_path / "killed", program)
+    assert "the process on GPU 1 ended with status -9, and the others with it" in done.stderr
+    assert not (tmp_path / "killed" / "model").exists()
+    done = launched(folder, tmp_path / "killed", program)
+    assert done.returncode == 0 and "goes on from checkpoint-5" in done.stderr, done.stderr
+    launched(folder, tmp_path / "whole")
+    killed, whole = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole"))
+    assert killed == whole
 
 
 def test_where_one_process_fails_all_end(monkeypatch) -> None:
