@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import test_train_tasks as stages
 import torch
 from safetensors.torch import load_file
 from test_train import SMALL, logged
@@ -19,11 +20,16 @@ from cuda_l2.learn import ranks
 from cuda_l2.runs import workers
 from cuda_l2.system.errors import UserError
 
+LOGS = "run.jsonl", "run-rank-1.jsonl"
+
 
 def launched(folder: Path, out: Path, program: Sequence[str] = CLI) -> "subprocess.CompletedProcess[str]":
-    """The stage `pretrain` with --gpus 2, as from a shell."""
+    """Eight steps of the stage `pretrain` with --gpus 2, as from a shell."""
     words = ["train", "--stage", "pretrain", "--model", "scratch", "--data", folder / "corpus", "--out", out]
-    words += ["--config", folder / "small.toml", "--set", "tuning.steps=8", "--gpus", "2"]
+    return started([*words, "--config", folder / "small.toml", "--set", "tuning.steps=8", "--gpus", "2"], program)
+
+
+def started(words: Sequence[object], program: Sequence[str] = CLI) -> "subprocess.CompletedProcess[str]":
     code = f"from cuda_l2.learn import ranks\nranks.launch(['0', '1'], {program!r})"
     return subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True)
 
@@ -63,6 +69,21 @@ def test_where_one_process_is_killed_all_go_on_from_the_checkpoint_to_the_same_m
     launched(folder, tmp_path / "whole")
     killed, whole = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole"))
     assert killed == whole
+
+
+@pytest.mark.full
+def test_each_process_judges_its_own_answers(tmp_path) -> None:
+    folder, out = stages.taught(tmp_path / "taught", stages.QUESTION, (stages.RIGHT, stages.WRONG)), tmp_path / "rl"
+    words = ["train", stages.GEMM, "--stage", "hgemm-rl", "--model", folder / "tuned" / "model", "--out", out]
+    words += ["--target", "cpu", "--config", folder / "tasks.toml", "--prompts", folder / "prompts"]
+    words += ["--archive", tmp_path / "archive.db", "--set", "tuning.steps=2", "--set", "sampling.exemplars=0"]
+    done = started([*words, "--gpus", "2"])
+    assert done.returncode == 0, done.stderr
+    lines = [[json.loads(line) for line in (out / name).read_text().splitlines()] for name in LOGS]
+    first, second = ([line["statuses"] for line in each if "statuses" in line] for each in lines)
+    assert len(first) == len(second) == 2 and "measured" in {status for group in first + second for status in group}
+    first, second = ([line["loss"] for line in each if "loss" in line] for each in lines)
+    assert first == second and len(first) == 2  # of all answers
 
 
 def test_where_one_process_fails_all_end(monkeypatch) -> None:

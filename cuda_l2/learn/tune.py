@@ -92,6 +92,7 @@ def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_pin_memory": on_gpu,
+        "ddp_find_unused_parameters": False,
     }
 
 
