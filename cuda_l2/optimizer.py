@@ -141,8 +141,7 @@ class Workbench(Closing):
 
     def evaluator(self, task: Task) -> Evaluator:
         """The stages for one task."""
-        here = self.judges is None
-        return Evaluator(task, self.rig, checker=self._checker, clock=self.clock, judges_here=here)
+        return Evaluator(task, self.rig, checker=self._checker, clock=self.clock, judges_here=not self.judges)
 
     def choose(self, evaluator: Evaluator, found: Sequence[Trial] = ()) -> Trial | None:
         """The fastest of what was found, what the archive knows and the default, timed side by side once more.
