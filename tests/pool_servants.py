@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.lock import machine_lock
 
 FOLDER = str(Path(__file__).parent)
 """For PYTHONPATH."""
@@ -36,6 +37,9 @@ class Scripted:
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "hangs" or (word == "hangs once" and not before):
             time.sleep(1e6)
+        if word == "locked":
+            with machine_lock():
+                pass
         if word == "no":
             raise UserError("no such word")
         if word == "broken":

@@ -9,10 +9,12 @@ import pytest
 from pool_servants import FOLDER, Scripted
 from waiting import wait_until
 
+from cuda_l2.runs import pool as module
 from cuda_l2.runs.pool import Pool
 from cuda_l2.runs.workers import TRIES
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.line_process import LineProcess
+from cuda_l2.system.lock import machine_lock
 
 NEVER_S = 1e6
 
@@ -100,9 +102,23 @@ def test_the_end_of_a_pool_ends_its_processes(pool, tmp_path) -> None:
     assert not (tmp_path / "one").exists() and not waiting.running()
 
 
-def test_a_process_that_waits_for_the_lock_has_all_its_time_again(monkeypatch) -> None:
-    limits, limit = [], LineProcess._limit
-    monkeypatch.setattr(LineProcess, "_limit", lambda process, s: limits.append(s) or limit(process, s))
+@pytest.fixture
+def limits(monkeypatch) -> list[float]:
+    """The limits of time that began."""
+    began, limit = list[float](), LineProcess._limit
+    monkeypatch.setattr(LineProcess, "_limit", lambda process, s: began.append(s) or limit(process, s))
+    return began
+
+
+def test_a_process_says_that_it_waits_for_the_lock_which_is_no_hang(monkeypatch, pool, limits) -> None:
+    monkeypatch.setattr(module, "MAIN", "quick_pool")
+    with machine_lock():
+        locked = pool.begin("locked")
+        wait_until(lambda: len(limits) > 3)
+    assert locked.result() in ("3,5", "5,3")
+
+
+def test_a_process_that_waits_has_all_its_time_again(monkeypatch, limits) -> None:
     monkeypatch.setenv("PYTHONPATH", FOLDER)
     process, said = LineProcess("pool_lines"), list[str]()
     assert process.ask({}, NEVER_S, said.append) == {"answer": 1}
