@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import test_train_tasks as stages
 import torch
+import transformers
 from safetensors.torch import load_file
 from test_train import SMALL, logged
 from waiting import CLI
@@ -16,7 +17,7 @@ from waiting import CLI
 from cuda_l2.commands import train as command
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.corpus import dataset
-from cuda_l2.learn import ranks
+from cuda_l2.learn import ranks, tune
 from cuda_l2.runs import workers
 from cuda_l2.system.errors import UserError
 
@@ -91,6 +92,13 @@ def test_where_one_process_fails_all_end(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["cuda-l2"])
     with pytest.raises(UserError, match="the process on GPU 5 ended with status 3, and the others with it"):
         ranks.launch(["4", "5"], (sys.executable, "-c", program))
+
+
+def test_one_process_trains_on_one_gpu_though_it_sees_two(tmp_path) -> None:
+    config = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=8)
+    config._n_gpu = 2
+    assert config.train_batch_size == 16
+    assert tune.on_one_gpu(config).train_batch_size == 8
 
 
 def test_what_two_cannot_share_is_one_line(folder, tmp_path, monkeypatch) -> None:

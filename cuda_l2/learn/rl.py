@@ -18,7 +18,7 @@ from cuda_l2.archive import Archive
 from cuda_l2.learn import models, ranks
 from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import StageSettings
-from cuda_l2.learn.tune import Say, adapters, train, trainer_options
+from cuda_l2.learn.tune import Say, adapters, on_one_gpu, train, trainer_options
 from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._answer import parse_answer
@@ -167,16 +167,18 @@ def contrastive_rl(
     trainer = GRPOTrainer(
         model=pupil.model,
         reward_funcs=measured,
-        args=GRPOConfig(
-            **trainer_options(tuning, run),
-            num_generations=rl.group,
-            num_iterations=rl.iterations,
-            max_completion_length=sampling.answer_tokens,
-            temperature=sampling.temperature,
-            beta=rl.kl_weight,
-            epsilon=rl.clip,
-            loss_type="grpo",
-            scale_rewards="group",
+        args=on_one_gpu(
+            GRPOConfig(
+                **trainer_options(tuning, run),
+                num_generations=rl.group,
+                num_iterations=rl.iterations,
+                max_completion_length=sampling.answer_tokens,
+                temperature=sampling.temperature,
+                beta=rl.kl_weight,
+                epsilon=rl.clip,
+                loss_type="grpo",
+                scale_rewards="group",
+            )
         ),
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=pupil.tokenizer,

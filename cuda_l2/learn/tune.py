@@ -96,6 +96,15 @@ def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
     }
 
 
+def on_one_gpu(config: Any) -> Any:
+    """A trainer's options without what transformers does where several GPUs are visible: it would share every batch
+    among them by threads of one process, beside those that judge. `--gpus` is for several.
+    """
+    if config.n_gpu > 1:
+        config._n_gpu = 1
+    return config
+
+
 def adapters(lora: Lora) -> LoraConfig | None:
     """Adapters for all linear layers; None where all weights are trained."""
     if not lora.rank:
@@ -128,12 +137,14 @@ def _fit(
 ) -> None:
     tuning = settings.tuning
     datasets.disable_progress_bars()
-    config = SFTConfig(
-        **trainer_options(tuning, run),
-        max_length=tuning.sequence_tokens,
-        packing=packing,
-        packing_strategy="wrapped",
-        completion_only_loss=not packing,
+    config = on_one_gpu(
+        SFTConfig(
+            **trainer_options(tuning, run),
+            max_length=tuning.sequence_tokens,
+            packing=packing,
+            packing_strategy="wrapped",
+            completion_only_loss=not packing,
+        )
     )
     data = datasets.Dataset.from_list([dict(row) for row in rows])
     trainer = SFTTrainer(
