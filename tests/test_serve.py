@@ -88,7 +88,7 @@ def test_a_model_without_a_layer_that_kernels_serve_is_an_error(serve) -> None:
     patched = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
     patched.forward = lambda x: x
     for module in (torch.nn.Linear(4, 4), patched, torch.nn.ReLU()):
-        with pytest.raises(UserError, match="nothing to accelerate"):
+        with pytest.raises(UserError, match="--plain serves the model"):
             serve.prepare(torch.nn.Sequential(module), "1")
 
 

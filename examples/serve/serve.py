@@ -26,6 +26,7 @@ from cuda_l2.library.deploy.tracing import gemm_of
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.usage = "%(prog)s [-h] [--rows ROWS] [--plain] [MODEL] [options of transformers serve]"
     options.allow_abbrev = False  # what it does not know is the server's
     options.add_argument("--rows", default="1-256", help="tokens at once that are tuned; default %(default)s")
     options.add_argument("--plain", action="store_true", help="hook nothing, to compare with")
@@ -67,7 +68,7 @@ def prepare(model: torch.nn.Module, rows: str) -> None:
             products[gemm_of(x, layer.weight, transposed=True)] = layer, x
     products.pop(None, None)  # of a type that kernels do not take
     if not products:
-        raise cuda_l2.UserError("nothing to accelerate: no torch.nn.Linear in fp16 or bf16 with torch's own forward")
+        raise cuda_l2.UserError("no torch.nn.Linear in fp16 or bf16 has torch's own forward: --plain serves the model")
     tuned = tune([*products]) if x.is_cuda else "on the CPU torch's kernels and those of cuda-l2 optimize serve"
     with torch.no_grad():
         for layer, x in products.values():
