@@ -33,7 +33,8 @@ class Scripted:
         with asked.open("a") as file:
             file.write(f"{os.getpid()}\n")
         print(f"cuda-l2: {word}", file=sys.stderr)
-        if word == "deadly" or (word == "dies once" and not before):
+        full = word == "full" and os.environ["CUDA_VISIBLE_DEVICES"].startswith("3")
+        if full or word == "deadly" or (word == "dies once" and not before):
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "hangs" or (word == "hangs once" and not before):
             time.sleep(1e6)

@@ -86,6 +86,18 @@ def test_a_request_that_processes_die_of_is_an_error_and_the_pool_goes_on(pool, 
     assert pool.begin("one").result() in ("3,5", "5,3")
 
 
+def test_a_gpu_on_which_all_processes_die_is_left_out_while_another_works(pool, said, tmp_path) -> None:
+    held = pool.begin("hangs once")
+    wait_until(lambda: pids(tmp_path / "hangs once"))
+    hangs_on_5 = pool._processes.get("5") and pool._processes["5"]._process.pid in pids(tmp_path / "hangs once")
+    full = [pool.begin("full") for _ in range(4)]
+    if hangs_on_5:
+        wait_until(lambda: any("GPU 3: left out" in line for line in said))
+    os.kill(pids(tmp_path / "hangs once")[0], signal.SIGKILL)
+    assert {future.result() for future in full} == {"5,3"}
+    assert held.result() in ("3,5", "5,3")
+
+
 def test_an_error_for_users_is_an_answer(pool, said) -> None:
     with pytest.raises(UserError, match="no such word"):
         pool.begin("no").result()

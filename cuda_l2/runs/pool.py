@@ -2,7 +2,8 @@
 
     begin(request) --> queue --> a GPU's thread --line--> its process, `pool_worker` --line--> the future's result
 
-What a process has in flight when it dies or hangs is given out again, to whoever is free first.
+What a process has in flight when it dies or hangs is given out again, to whoever is free first. A GPU whose processes
+die one after the other, as where its memory is full, is left out while another one works.
 """
 
 import queue
@@ -42,7 +43,7 @@ class Pool(Closing):
         """gpus: as CUDA_VISIBLE_DEVICES names them. say: takes the lines that the processes say. limit_s: how long a
         request may take, without what its process waits for the GPU's lock; then the process hangs, and is killed.
         """
-        self.count = len(gpus)
+        self.count = self._serving = len(gpus)
         self._servant, self._say, self._limit_s, self._closed = packed(servant), say, limit_s, False
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._processes: dict[str, LineProcess] = {}
@@ -69,7 +70,8 @@ class Pool(Closing):
             thread.join()
 
     def _serve(self, gpu: str, visible: str) -> None:
-        """Give out requests to one GPU's process until the pool is closed."""
+        """Give out requests to one GPU's process until the pool is closed, or the GPU is left out."""
+        deaths = 0  # since the last answer
         while (order := self._orders.get()) is not None:
             if not (order.given_out or order.future.set_running_or_notify_cancel()):
                 continue
@@ -80,14 +82,26 @@ class Pool(Closing):
                 continue
             message = {"servant": self._servant, "request": packed(order.request)}
             answer = process.ask(message, self._limit_s, lambda line: self._say(f"GPU {gpu}: {line}"))
+            deaths = 0 if answer else deaths + 1
             if "answer" in answer:
                 order.future.set_result(unpacked(answer["answer"]))
             elif "error" in answer:
                 order.future.set_exception(UserError(answer["error"]))
             else:
                 self._lost(gpu, order)
+                if deaths == TRIES - 1 and self._left_out(gpu):
+                    return
         if process := self._processes.pop(gpu, None):
             process.close()
+
+    def _left_out(self, gpu: str) -> bool:
+        """Leave a GPU out, unless it is the last."""
+        with self._lock:
+            if self._closed or self._serving == 1:
+                return False
+            self._serving -= 1
+        self._say(f"GPU {gpu}: left out, since one process after the other died on it")
+        return True
 
     def _process(self, gpu: str, visible: str) -> LineProcess | None:
         """The GPU's process, started where there is none; None where the pool is closed."""
