@@ -77,7 +77,7 @@ data.sets.forEach((set, which) => {
     const shown = set.columns.filter((column) => !/ (low|high|id|schedule)$/.test(column.n));
     const table = make("table", null, { "data-name": `rows-${which}` });
     const head = table.createTHead().insertRow();
-    shown.forEach((column) => head.append(make("th", column.n, { scope: "col" })));
+    shown.forEach((column) => head.append(make("th", column.n, column.v ? { scope: "col", class: "number" } : { scope: "col" })));
     const body = table.createTBody();
     for (let at = 0; at < count; at++) {
       const row = body.insertRow();

@@ -24,6 +24,11 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     kind: str = "table"
 
+    @property
+    def numbers(self) -> set[int]:
+        """Columns that hold numbers, from 0 on."""
+        return {at for row in self.rows for at, cell in enumerate(row) if cell.value is not None}
+
 
 @dataclass(frozen=True)
 class Figure:

@@ -36,6 +36,22 @@ def of(study: Study, at: int) -> list[Section]:
     ]
 
 
+def in_short(study: Study) -> str:
+    """A study in one sentence; empty where no baseline was timed."""
+    against, pairs = headline(study.main)
+    if not pairs:
+        return ""
+    of = spread([ratio for _, ratio in pairs])
+    said = (
+        f"{study.device}, {study.kind}, {study.main[0].protocol}: {of.mean - 1:+.1%} mean speedup over {against},"
+        f" {counted(of.shapes, 'shape')}"
+    )
+    if of.certain < of.shapes:
+        return f"{said}."
+    sure = f"faster at {of.certain_wins:.0%} of them, slower at {of.certain_losses:.0%}"
+    return f"{said}; {sure}, undecided at the rest (95 % intervals)."
+
+
 def source(cases: Sequence[Case]) -> str:
     """Protocol, device, dates, command and file."""
     first, dates = cases[0], sorted(case.measured_at[:10] for case in cases if case.measured_at)

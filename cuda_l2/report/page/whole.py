@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.families._base import all_families
-from cuda_l2.report.page import models, plots, sections
+from cuda_l2.report.page import models, plots, searchers, sections
 from cuda_l2.report.page.parts import Cell, Figure, Row, Section, Text, number, percent, table
 from cuda_l2.report.page.records import Case, Found, Search, Training, Verification
 from cuda_l2.report.page.studies import studies
@@ -35,10 +35,12 @@ SMOOTHED = 8
 
 def html(found: Found, command: str) -> str:
     """The page of all that was read. command: what the user called. UserError where a package is missing."""
-    parts = [section for at, study in enumerate(studies(found.cases)) for section in sections.of(study, at)]
+    compared = studies(found.cases)
+    parts = [section for at, study in enumerate(compared) for section in sections.of(study, at)]
     parts += [
         models.section(found.models, found.products),
         _searches(found),
+        searchers.section(found.contests),
         _verification(found.verifications),
         _training(found.trainings),
         *_others(found),
@@ -53,10 +55,16 @@ def html(found: Found, command: str) -> str:
         data=_in_script(_data(found)),
         command=command,
         version=__version__,
+        short=[said for study in compared if (said := sections.in_short(study))],
         notes=found.notes,
         devices=list(dict.fromkeys(origin.device for origin in found.origins)),
         bounds=_legend(),
-        rows=counted(len(found.cases) + sum(len(each.rows) for each in (*found.models, *found.products)), "row"),
+        rows=counted(
+            len(found.cases)
+            + sum(len(each.rows) for each in (*found.models, *found.products))
+            + sum(len(each.curves) * len(each.counts) for each in found.contests),
+            "row",
+        ),
     )
     return text
 
@@ -193,9 +201,9 @@ def _verification(found: Sequence[Verification]) -> Section:
             if each.figures.get(f"{kind}_by_check")
         }
         device = each.environment.get("gpu") or each.environment.get("cpu") or "unknown machine"
+        date = each.environment.get("date", "date unknown")
         caption = (
-            f"Verification of the verifier; {device}; tests/verify_the_verifier.py; figures of {each.file}, which names"
-            " no date."
+            f"Verification of the verifier; {device}; {date}; tests/verify_the_verifier.py; figures of {each.file}."
         )
         if by_check:
             title = "Cheats and mutants, by the check that rejected them"
@@ -227,10 +235,12 @@ def _training(found: Sequence[Training]) -> Section:
             lines = [(Path(run.file).stem, _smoothed(getattr(run, what))) for run in runs]
             title = f"{folder}: {name}"
             svg = plots.curves(f"train{at}{what}", title, f"{SMOOTHED} groups", name, lines)
-            stages = ", ".join(dict.fromkeys(run.title for run in runs))
+            stages, about = (
+                ", ".join(dict.fromkeys(getattr(run, each) for run in runs)) for each in ("title", "about")
+            )
             caption = (
-                f"Means of {SMOOTHED} groups of sampled kernels, a line a run. cuda-l2 train, stage {stages}; protocol"
-                f" search; groups of {', '.join(run.file for run in runs)}; the files name neither device nor date."
+                f"Means of {SMOOTHED} groups of sampled kernels, a line a run. Protocol search; {about}; cuda-l2 train,"
+                f" stage {stages}; groups of {', '.join(run.file for run in runs)}."
             )
             section.parts.append(Figure(title, caption, svg))
     return section
