@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -182,6 +183,15 @@ def test_what_is_not_there_is_said_in_place_of_a_figure(tmp_path: Path) -> None:
         "No benchmark of a model",
     ):
         assert said in text
+
+
+def test_of_one_shape_times_are_shown_and_no_statistics(tmp_path: Path) -> None:
+    text = page(tmp_path, grid(tmp_path / "run", [measured("64x64x64", 5)]))
+    assert "Times of 64x64x64" in text and "Table 1" not in text and "Table 3" not in text
+    assert "64x64x64, A GPU, offline: 3.2 [3.168, 3.232]x as fast as the fastest tuned cuBLASLt algorithm." in text
+    found = re.search(r'row">torch.matmul</th>(.*?)</tr>', text, re.S)
+    assert found and re.findall(r">([^<]+)</td>", found[1])[:3] == ["offline", "20 [19.8, 20.2]", "4 [3.96, 4.04]"]
+    assert re.findall("<h2>(.*?)</h2>", text)[2:] == ["Not among these results", "All rows"]
 
 
 def test_markup_in_results_is_text(tmp_path: Path) -> None:
@@ -414,6 +424,19 @@ def test_swapped_operands_swap_the_tile(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_ten_thousand_shapes_make_a_page_and_its_size_is_said(tmp_path: Path, capsys: Any) -> None:
+    sides = [16 * at for at in range(1, 23)]
+    shapes = itertools.islice(itertools.product(sides, repeat=3), 10_000)
+    lines = [to_json(measured(f"{m}x{n}x{k}", 5 + m % 11)) for m, n, k in shapes]
+    (tmp_path / "results.jsonl").write_text("\n".join([to_json(HEADER), *lines]))
+    text = page(tmp_path, tmp_path)
+    check_alone(text)
+    (found,) = data(text)["sets"]
+    assert len(set(column(found, "task"))) == 10_000 and "Roofline: 10,000 shapes" in text
+    assert "more than 5 MB" in capsys.readouterr().err
+
+
+@pytest.mark.full
 def test_the_repositorys_results_make_a_page_under_5_mb_with_the_summarys_figures(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="tables of 1,000 shapes are Parquet")
     made = re.search(r"^REPORTED := (.*)$", (ROOT / "Makefile").read_text(), re.M)
@@ -441,11 +464,11 @@ def test_the_repositorys_results_make_a_page_under_5_mb_with_the_summarys_figure
         "K = 16384",
         "Cheats and mutants",
         "Learning curves",
-        "Llama",
+        "llama-8b",
         "schedule:h100.safetensors",
     ):
         assert said in text
-    assert "unknown" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)  # every caption has device and date
+    assert "date unknown" not in text and "unknown machine" not in text  # every caption has device and date
 
 
 def tabled(text: str) -> list[Any]:

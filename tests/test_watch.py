@@ -101,7 +101,8 @@ def test_a_search_is_followed_from_before_its_archive_is_there(tmp_path: Path, t
         assert task[5] == f"{4 / 7:.2f}"  # the first was judged 7 s ago
         assert tables(found)["rejected"] == [["refused", "1"], ["incorrect in the check '<b>cases'", "1"]]
         assert [row[1] for row in tables(found)["newest"]] == ["-", "1.300", "-", "1.100"]
-        assert [row[4] for row in tables(found)["newest"]] == ["wrong", "-", "asks for the clock", "-"]
+        refused, wrong = "refused: asks for the clock", "incorrect in the check '<b>cases': wrong"
+        assert [row[2] for row in tables(found)["newest"]] == [wrong, "measured", refused, "measured"]
         diff, source = (part for section in found for part in section.parts if isinstance(part, Code))
         assert diff.diff and "-shared" in diff.text and f"+shared {EVIL}" in diff.text
         assert source.text == f"two\nshared {EVIL}"

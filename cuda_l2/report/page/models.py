@@ -73,13 +73,13 @@ def _steps(of: Compared, key: str) -> list[Part]:
              _interval(row, "ratio", "ratio_low", "ratio_high"), row.get("bar") or "-",
              _interval(row, "over_bar", "over_bar_low", "over_bar_high"), at)
         )  # fmt: skip
-    title, svg = f"Steps of a model, {of.origin.device}", bars(f"{key}bars", of.origin.device, of.rows)
+    title, svg = f"Steps of a model: {of.origin.file}", bars(f"{key}bars", of.origin.device, of.rows)
     caption = f"CUDA graphs, interleaved rounds, medians; us a layer, for the head a step. {_source(of)}"
     head = (
         *("model", "phase", "batch", "cached tokens", "arm", "us", "ours, us", "speedup [95 %]"),
         *("fastest compiled arm", "that over ours [95 %]", "row"),
     )
-    return [Figure(title, caption, svg), table(f"{key}-steps", "Steps of a model", caption, head, rows)]
+    return [Figure(title, caption, svg), table(f"{key}-steps", title, caption, head, rows)]
 
 
 def _products(of: Compared, key: str) -> list[Part]:

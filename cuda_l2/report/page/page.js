@@ -71,7 +71,7 @@ data.sets.forEach((set, which) => {
   });
   const details = make("details");
   const count = set.by.task.c.length;
-  details.append(make("summary", `${set.file}, ${set.protocol}: ${count} rows`), make("p", set.source, { class: "caption" }));
+  details.append(make("summary", `${set.file}, ${set.protocol}: ${count} ${count === 1 ? "row" : "rows"}`), make("p", set.source, { class: "caption" }));
   details.addEventListener("toggle", () => {
     if (details.querySelector("table")) return;
     const shown = set.columns.filter((column) => !/ (low|high|id|schedule)$/.test(column.n));

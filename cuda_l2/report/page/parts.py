@@ -66,6 +66,11 @@ class Section:
     title: str
     parts: list[Part] = field(default_factory=list)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it holds nothing but sentences."""
+        return all(isinstance(part, Text) for part in self.parts)
+
 
 def table(id: str, title: str, caption: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
     """A table from texts, whole numbers and cells."""

@@ -290,7 +290,7 @@ def search(key: str, title: str, speedups: Sequence[float], start: int = 1) -> s
     at = range(start, start + len(speedups))
     canvas.axes.step(at, best, where="post", color=SERIES[0], linewidth=1.6, label="best so far")
     marks = [value or np.nan for value in speedups]
-    canvas.axes.scatter(at, marks, s=7, c=SERIES[1], linewidths=0, label="correct and timed")
+    canvas.axes.scatter(at, marks, s=7, c=SERIES[1], linewidths=0, label="correct and timed", zorder=3)
     canvas.axes.set_xlim(start - 0.5, start + len(speedups) - 0.5)
     canvas.axes.set_ylim(bottom=0)
     _whole_numbers(canvas)

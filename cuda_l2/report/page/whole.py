@@ -36,8 +36,8 @@ SMOOTHED = 8
 def html(found: Found, command: str) -> str:
     """The page of all that was read. command: what the user called. UserError where a package is missing."""
     compared = studies(found.cases)
-    parts = [section for at, study in enumerate(compared) for section in sections.of(study, at)]
-    parts += [
+    parts = [
+        *(section for at, study in enumerate(compared) for section in sections.of(study, at)),
         models.section(found.models, found.products),
         _searches(found),
         searchers.section(found.contests),
@@ -45,6 +45,9 @@ def html(found: Found, command: str) -> str:
         _training(found.trainings),
         *_others(found),
     ]
+    missing = [part for section in parts if section.empty for part in section.parts]
+    parts = [section for section in parts if not section.empty]
+    parts += [Section("missing", "Not among these results", missing)] if missing else []
     script = (HERE / "page.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text: str = template("page.html").render(
@@ -162,7 +165,7 @@ def _searches(found: Found) -> Section:
     rows: list[Row] = [
         (search.task, search.origin.device, len(search.rewards), sum(1 for reward in search.rewards if reward),
          number(max((reward or 0.0 for reward in search.rewards), default=0.0)),
-         ", ".join(f"{count} {reason}" for reason, count in search.rejected.items()) or "none",
+         sum(search.rejected.values()),
          ", ".join(search.proposers), search.origin.file)
         for search in found.searches
     ]  # fmt: skip
@@ -178,6 +181,14 @@ def _searches(found: Found) -> Section:
     )
     caption = "Times by which a search chooses; reports of winners come from other runs."
     section.parts.append(table("searches-table", "Searches", caption, head, rows))
+    rejected: list[Row] = [
+        (reason, count, search.task, search.origin.device, search.origin.file)
+        for search in found.searches
+        for reason, count in search.rejected.items()
+    ]
+    if rejected:
+        columns = ("reason", "candidates", "task", "device", "file")
+        section.parts.append(table("rejected-table", "Rejected by reason", "The same searches.", columns, rejected))
     return section
 
 
@@ -277,7 +288,7 @@ def _others(found: Found) -> list[Section]:
     failed: list[Row] = [(case.task, case.protocol, case.status, case.reason, case.where) for case in missing]
     columns = ("task", "protocol", "status", "reason", "row")
     without = table("without", "Rows without figures", "As their files say.", columns, failed)
-    return [section, Section("missing", "What is not shown", [without])]
+    return [section, Section("failed", "Rows without figures", [without])]
 
 
 def _read(text: str) -> Cell:

@@ -83,7 +83,9 @@ def _searches(archive: Archived, now: float, draw: Draw) -> list[Section]:
     ]  # fmt: skip
     head = ("task", "best speedup", "tried", "correct", "rejected", "tried a second", "reported", "machine")
     more = f" {len(newest) - SHOWN} earlier tasks are not shown." if len(newest) > SHOWN else ""
-    caption = f"Trials of {archive.path.name}, all searches of a task together; tried a second: in the last minute.{more}"
+    caption = (
+        f"Trials of {archive.path.name}, all searches of a task together; tried a second: in the last minute.{more}"
+    )
     if not newest:
         nothing: list[Part] = [Text(f"{archive.path.name} holds no trials yet.")]
         return [] if archive.note else [Section("searches", "Searches", nothing)]
@@ -110,10 +112,10 @@ def _current(search: Searched, draw: Draw) -> list[Part]:
     )
     parts: list[Part] = [Figure(title, "Over the strongest baseline, as the search timed it.", svg)] if svg else []
     rows: list[Row] = [
-        (str(at), number(speedup or None), number(reward, 4), what, _brief(why) or "-")
+        (str(at), number(speedup or None), f"{what}: {_brief(why)}" if why else what, number(reward, 4))
         for at, speedup, reward, what, why in reversed(search.newest)
     ]
-    head = ("trial", "speedup", "reward", "what became of it", "why")
+    head = ("trial", "speedup", "what became of it", "reward")
     if search.rejected:
         reasons: list[Row] = [(why, count) for why, count in search.rejected.most_common()]
         caption = "All searches of the task together."
