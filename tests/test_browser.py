@@ -97,6 +97,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         "searcher,task,seed,measurements,regret\n"
         + "".join(f"s{name},64x64x64,0,{n},{(name + 1) / n}\n" for name in range(6) for n in (1, 2, 4))
     )
+    names = [f"a long name of column {at}" for at in range(20)]
+    (folder / "tasks.csv").write_text(f"{','.join(names)}\ngelu:rows=8192,columns=8192{',1234.5678' * 19}\n")
     command(folder, out=folder / "report.html")
     return (folder / "report.html").as_uri()
 
@@ -119,6 +121,16 @@ def test_a_page_fits_its_window_and_every_text_can_be_read(opened: Any, report: 
     assert tab.locator("dialog").is_visible()
     assert tab.evaluate("(d => d.scrollWidth <= d.clientWidth)(document.querySelector('dialog'))")
     assert tab.evaluate(FAINT, LEAST_CONTRAST) == []
+
+
+def test_a_printed_page_is_light_and_cuts_no_table(opened: Any, report: str) -> None:
+    tab = opened(report, theme="dark")
+    tab.set_viewport_size({"width": 718, "height": 1000})  # A4 less its margins
+    tab.emulate_media(media="print")
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.evaluate(FAINT, LEAST_CONTRAST) == [] and not tab.locator("nav, .tools").first.is_visible()
+    assert tab.get_by_text("The first 10 of 20 columns are printed.").is_visible()
 
 
 def test_every_link_leads_to_a_section_or_opens_a_card(opened: Any, report: str) -> None:

@@ -23,7 +23,7 @@ from cuda_l2.commands.report import command
 from cuda_l2.records import Build, BuildStatus, Gemm, Layout, to_json
 from cuda_l2.report import comparison
 from cuda_l2.report.grid import write_tables
-from cuda_l2.report.page import patterns, published, whole
+from cuda_l2.report.page import patterns, published, searchers, whole
 from cuda_l2.report.page.reading import read
 from cuda_l2.report.page.studies import MAX, by_size, comparisons, headline, label, ratios, spread, studies
 from cuda_l2.runs.comparison import Curve
@@ -344,11 +344,12 @@ def test_searchers_compared_are_shown_with_their_rows(tmp_path: Path) -> None:
         assert found
         return re.findall(r">([^<]+)</td>", found[1])
 
-    assert row("one") == ["6", "50.0%", "50.0%", "25.0%", "25.0%", "0.4%", "4"]
-    assert row("two") == ["6", "150.0%", "150.0%", "75.0%", "0.0%", "0.0%", "3"]
+    assert row("one") == ["6", "50.0%", "50.0%", "25.0%", "0.4%", "4"]
+    assert row("two") == ["6", "150.0%", "150.0%", "75.0%", "0.0%", "3"]
     thinned = [line for line in comparison.csv(curves).splitlines() if line.split(",")[3] != "3"]
     (folder / "comparison.csv").write_text("\n".join(thinned))
     (contest,) = read([folder]).contests
+    assert "measurements to within" not in searchers.section([contest]).parts[1].columns[-1]  # type: ignore[union-attr]
     assert contest.counts == (1, 2, 4) and contest.curves[-1].regrets == (1.5, 0.75, 0.75, 0.0002)
     (folder / "comparison.csv").write_text("\n".join([thinned[0], *thinned[2:]]))
     with pytest.raises(UserError, match="no row for its first measurement"):

@@ -1,8 +1,9 @@
 """Searchers compared on recorded worlds: regret against the number of measurements."""
 
 import itertools
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from cuda_l2.records import Interval
@@ -10,7 +11,7 @@ from cuda_l2.report.comparison import LEAST_SHOWN, ninetieth
 from cuda_l2.report.page import plots
 from cuda_l2.report.page.parts import Cell, Figure, Part, Row, Section, Text, table
 from cuda_l2.report.page.records import Contest, Origin
-from cuda_l2.runs.comparison import NEAR, Curve, by_searcher, over_tasks
+from cuda_l2.runs.comparison import NEAR, Curve, by_searcher, counts, over_tasks
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
@@ -49,32 +50,37 @@ def section(found: Sequence[Contest]) -> Section:
 def _parts(of: Contest, key: str) -> list[Part]:
     groups = by_searcher(of.curves)
     tasks, seeds = {curve.task for curve in of.curves}, {curve.seed for curve in of.curves}
+    shown = [count for count in counts(of.curves) if count in of.counts]
+    whole = of.counts == tuple(range(1, of.counts[-1] + 1))  # else nobody knows when a search was near the best
     lines, rows = [], list[Row]()
     for name, curves in groups.items():
-        medians = [over_tasks(curves, partial(Curve.after, count=count), statistics.median) for count in of.counts]
-        lines.append((name, [max(LEAST_SHOWN, median.estimate) for median in medians]))
+        medians = {count: _median(curves, partial(Curve.after, count=count)) for count in of.counts}
+        lines.append((name, [max(LEAST_SHOWN, median.estimate) for median in medians.values()]))
         far = over_tasks(curves, partial(Curve.after, count=1), ninetieth)
-        near = over_tasks(curves, lambda curve: curve.arrived, statistics.median).estimate
-        arrived = Cell("not reached") if near == float("inf") else Cell(f"{near:.3g}", near)
-        rows.append((name, len(curves), *map(_share, (medians[0], far, *medians[1:])), arrived))
+        near = _median(curves, lambda curve: curve.arrived).estimate
+        arrived = Cell("not reached") if near == math.inf else Cell(f"{near:.3g}", near)
+        later = [_share(medians[count]) for count in shown[1:]]
+        rows.append((name, len(curves), _share(medians[1]), _share(far), *later, *([arrived] if whole else [])))
     title = f"Median regret by number of measurements: {of.origin.file}"
     caption = (
         "Regret: the time of the best schedule so far over the best recorded one, less 1; median over"
         f" {counted(len(tasks), 'task')}, mean over {counted(len(seeds), 'seed')}. Protocol search, replayed from a"
         f" recorded world; {of.origin.device}; {of.date}; {of.origin.command}; rows of {of.origin.file}."
     )
-    exact = "" if of.counts == tuple(range(1, of.counts[-1] + 1)) else (
-        " Measurements to within 1 % are the first number in the file at which a search was that near.")  # fmt: skip
     head = (
         *("searcher", "searches", "first guess", "first guess, 90th percentile"),
-        *(f"after {count}" for count in of.counts[1:]),
-        f"measurements to within {NEAR:.0%}",
+        *(f"after {count}" for count in shown[1:]),
+        *([f"measurements to within {NEAR:.0%}"] if whole else []),
     )
     svg = plots.regrets(f"{key}regret", title, of.counts, lines)
     return [
         Figure(title, f"{caption} Regret below {LEAST_SHOWN:.1%} is drawn at it.", svg),
-        table(f"{key}-searchers", title, f"95 % intervals over seeds. {caption}{exact}", head, rows),
+        table(f"{key}-searchers", title, f"95 % intervals over seeds. {caption}", head, rows),
     ]
+
+
+def _median(curves: Sequence[Curve], value: Callable[[Curve], float]) -> Interval:
+    return over_tasks(curves, value, statistics.median)
 
 
 def _share(regret: Interval) -> Cell:
