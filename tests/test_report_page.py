@@ -251,6 +251,9 @@ def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"table\.csv, row 1: "):
         read([table])
     database = tmp_path / "archive.db"
+    Archive(database).close()
+    with pytest.raises(UserError, match=r"archive\.db holds no trials"):
+        read([database])
     database.write_bytes(b"SQLite format 3\0" + b"\0" * 100)
     with pytest.raises(UserError, match="archive"):
         read([database])

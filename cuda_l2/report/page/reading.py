@@ -220,6 +220,8 @@ def _archive(found: Found, path: Place, name: str, tasks: Sequence[Task | None] 
     """The last report of every task, machine and protocol, and how the searches went. tasks: None for all."""
     with Archive(path, reading=True) as archive:
         trials = [each for task in tasks for each in archive.numbered(task)]
+    if not trials:
+        found.notes.append(f"{name} holds no trials")
     reports: dict[tuple[str, str, str], tuple[int, Trial]] = {}
     searched: dict[tuple[str, str], list[Trial]] = {}
     for number, trial in trials:
