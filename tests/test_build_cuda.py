@@ -221,6 +221,10 @@ def test_ptx_rules_take_linear_time(text: str) -> None:
     ("ptx", "reason"),
     [
         ("mov.u64 %rd1, %clock64;", "%clock64"),
+        ("mov.u32 %r1, %warpid;", "threadIdx.x / 32"),
+        ("mov.u32 %r1, %nwarpid;", "%nwarpid"),
+        (".const .u32 t = 1; mov.u64 %rd1, t; cvta.const.u64 %rd2, %rd1;", "one can write there"),
+        (".const .u32 t = 1; .const .u64 p = generic(t);", "one can write there"),
         ("a: b: @!%p1 pmevent 1;", "pmevent"),
         ("@ %p1 pmevent 1;", "pmevent"),
         ("{ brkpt; }", "brkpt"),

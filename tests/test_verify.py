@@ -10,7 +10,7 @@ from cuda_l2.records import Build, BuildStatus, Gemm
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases
-from cuda_l2.verify import precision, special
+from cuda_l2.verify import magnitudes, precision, special
 from cuda_l2.verify._base import CheckFailed, Outputs, Session, all_checks
 
 
@@ -66,9 +66,53 @@ def test_an_honest_sum_in_another_order_is_never_rejected(shape, multiply) -> No
         run_all(Gemm.parse(shape), multiply, seed)
 
 
+def ordinary(a: torch.Tensor) -> bool:
+    """Whether it looks like random numbers: none is zero or special, and half of the last bits are set."""
+    return bool(a.isfinite().all() and (a != 0).all() and (a.view(torch.int16) & 1).float().mean() > 0.4)
+
+
+def one_bit_less(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Leave the last bit of A out in a slice of K."""
+    if ordinary(a) and ordinary(b):
+        a = a.clone()
+        a.view(torch.int16)[:, 16:32] &= -2
+    return in_fp64(a, b)
+
+
+def rounded_otherwise(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Round one sum in sixteen the wrong way."""
+    found, exact = in_fp64(a, b), a.double() @ b.double()
+    if ordinary(a) and ordinary(b):
+        other = torch.nextafter(found, torch.where(exact > found, torch.inf, -torch.inf).half())
+        found.view(-1)[::16] = other.view(-1)[::16]
+    return found
+
+
+def quarter_rounded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Keep the sum of a quarter of K in C's type."""
+    if not (ordinary(a) and ordinary(b)):
+        return in_fp64(a, b)
+    quarter = a.shape[1] // 4
+    rest = a[:, quarter:].double() @ b[quarter:].double()
+    return (rest + in_fp64(a[:, :quarter], b[:quarter]).double()).float().half()
+
+
+def equal_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Take all rows for the first one where they are alike in most of K."""
+    found = in_fp64(a, b)
+    alike = (a == a[:1]).float().mean() > 0.9
+    return found[:1].expand_as(found).contiguous() if alike else found
+
+
+def infinity_too_early(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    exact, found = a.double() @ b.double(), in_fp64(a, b)
+    return torch.where((exact > 65504) & (exact < 65520), torch.inf, found)
+
+
 @pytest.mark.parametrize(
     "multiply",
     [
+        *(one_bit_less, rounded_otherwise, quarter_rounded, equal_rows, infinity_too_early),
         lambda a, b: in_fp64(a, b) * 1.01,
         lambda a, b: in_fp64(a, b).nan_to_num(0.0),
         lambda a, b: in_fp64(a, b).clamp(-65504, 65504),
@@ -76,11 +120,26 @@ def test_an_honest_sum_in_another_order_is_never_rejected(shape, multiply) -> No
         lambda a, b: (a.half() @ b.half()[:, :1]).expand(a.shape[0], b.shape[1]).contiguous(),
         lambda a, b: torch.where(in_fp64(a, b).abs() < 1e-4, 0.0, in_fp64(a, b)).half(),
     ],
-    ids=["one per cent off", "no NaN", "no infinity", "bf16 operands", "one column", "subnormals flushed"],
+    ids=[
+        *("one bit less", "rounded otherwise", "quarter rounded", "equal rows", "infinity too early"),
+        *("one per cent off", "no NaN", "no infinity", "bf16 operands", "one column", "subnormals flushed"),
+    ],
 )
 def test_a_wrong_product_is_rejected(multiply) -> None:
     with pytest.raises(CheckFailed):
         run_all(Gemm(24, 20, 256), multiply)
+
+
+@pytest.mark.parametrize("dtype", ["", ":bf16"])
+def test_subnormal_numbers_count_beside_large_ones(dtype) -> None:
+    cases = ProductCases(Gemm.parse(f"24x20x256{dtype}"), 1, CpuReferences())
+    case = cases.get("magnitudes balanced", 0, magnitudes._make_balanced)
+    expected, least = case.expected["c"], torch.finfo(case.a.dtype).smallest_normal
+    assert torch.equal((case.a.double() @ case.b.double()).to(case.a.dtype), expected)
+    for flushed in (case.a, case.b):
+        assert bool((flushed.abs() < least).any()) and bool((flushed.abs() > 1000 * least).any())
+    without = case.a.double().where(case.a.abs() >= least, 0.0) @ case.b.double()
+    assert bool((without.to(case.a.dtype) != expected).any(1).all())
 
 
 class Spoilt(CpuReferences):

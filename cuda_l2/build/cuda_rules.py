@@ -42,7 +42,7 @@ _PRAGMA = re.compile(r"\s*(unroll|nounroll|once|(nv_)?diag_\w+|nv_diagnostic|nv_
 _PRAGMA_OPERATOR = re.compile(r'\b_Pragma\b\s*(?:\(\s*"((?:\\[^\n]|[^"\\\n])*)"\s*\))?')
 _ESCAPE = re.compile(r"\\([ntrvf])")
 _CLOCKS = re.compile(
-    r"%(clock(?:64|_hi)?|globaltimer(?:_lo|_hi)?|pm[0-7](?:_64)?|gridid|envreg\d+|current_graph_exec)\b"
+    r"%(clock(?:64|_hi)?|globaltimer(?:_lo|_hi)?|pm[0-7](?:_64)?|gridid|envreg\d+|current_graph_exec|n?warpid)\b"
 )
 
 PTX_DIRECTIVES = _words("""
@@ -72,6 +72,11 @@ _HEAD = re.compile(r"\s*(?:[\w$%]+\s*:(?!:)\s*)*(?:@\s*!?\s*[\w$%]+\s*)?(?:(\.?)
 _VARIABLE = re.compile(r"(?:^|\s)\.global\s(?=\s*\.)")
 """A declaration: here .global stands alone, before a type; in an instruction it is a modifier."""
 _OUTSIDE = re.compile(r"\.extern\s+\.func\b\s*(?:\([^()]*\)\s*)?([\w$]+)")
+_CONSTANT_ADDRESS = re.compile(r"\bcvta\.const\b|\bgeneric\s*\(")
+"""In an instruction, and in the initial value of a variable."""
+CONSTANT_REASON = (
+    "the generic address of a __constant__ variable is not allowed, since one can write there: read it by its name"
+)
 _NAME = re.compile(r"(?<![\w$.%])[A-Za-z_$][\w$]*")
 
 
@@ -125,7 +130,9 @@ def _refuse_literals(joined: str) -> str:
 
 def _clock_reason(name: str) -> str:
     hint = " (cuda::barrier and cuda::pipeline wait by it: use mbarrier or cp.async)" if name == "globaltimer" else ""
-    return f"reading %{name} is not allowed{hint}: no clocks, timers, counters, grid or graph numbers"
+    if name.endswith("warpid"):
+        hint = " (a warp of a block is threadIdx.x / 32)"
+    return f"reading %{name} is not allowed{hint}: no clocks, timers, counters, grid, graph or warp slot numbers"
 
 
 def refuse_ptx(ptx: str) -> str:
@@ -152,7 +159,8 @@ def refuse_ptx(ptx: str) -> str:
     statements = re.split("[;{}]", _OPERAND_LIST.sub(" ", text))
     outside = _OUTSIDE.search(text)
     calls = call_reason(outside.group(1)) if outside else ""
-    return _refuse_statements(statements) or calls or _refuse_names(statements)
+    constant = CONSTANT_REASON if _CONSTANT_ADDRESS.search(text) else ""
+    return _refuse_statements(statements) or calls or _refuse_names(statements) or constant
 
 
 def _refuse_statements(statements: Sequence[str]) -> str:

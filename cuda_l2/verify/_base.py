@@ -180,6 +180,10 @@ class GpuSession(Session):
         """The outputs of one launch, while all memory that a candidate can reach is watched, ours too."""
 
     @abstractmethod
+    def launch_guarded(self, case: Case) -> Outputs:
+        """The outputs of one launch whose inputs and weights can only be read; CheckFailed where that ends it."""
+
+    @abstractmethod
     def launch_beside_load(self, case: Case, count: int) -> Outputs:
         """The outputs after several launches while another stream holds half of the multiprocessors for a while."""
 

@@ -100,11 +100,14 @@ class CudaSession(GpuSession):
         self._use(self.build)
         self.arena.fill_workspaces(persistent=True)
 
-    def _use(self, build: Build) -> None:
-        """Launch this build of the candidate from now on: at every place, and of a product on A in B's place too."""
+    def _use(self, build: Build, *, guarded: bool = False) -> None:
+        """Launch this build of the candidate from now on: at every place, and of a product on A in B's place too.
+
+        guarded: where inputs and weights can only be read.
+        """
         first = self._places[0]
         on_one = [{**first, "b": first["a"]}] if self.task.product else []
-        self.worker.load(Path(build.artifact), self.plan, [*self._places, *on_one])
+        self.worker.load(Path(build.artifact), self.plan, [*self._places, *on_one], guarded=guarded)
 
     def _limit_s(self, work_s: float) -> float:
         """The time limit of launches that may take this long."""
@@ -251,6 +254,19 @@ class CudaSession(GpuSession):
         if not all(self._segments.hold(elsewhere)):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
         return self._result(case)
+
+    def launch_guarded(self, case: Case) -> Outputs:
+        self._lay_out(case.task)
+        self._use(self.build, guarded=True)
+        try:
+            found = self.launch(case)
+        except Fault as fault:
+            if fault.status is not VerdictStatus.CRASHED:
+                raise
+            reason = "writes to its inputs or weights, if only what they hold: others may read them meanwhile"
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, reason) from None
+        self._use(self.build)
+        return found
 
     def launch_on_one(self, case: Case) -> Outputs:
         self._fill(case, place=0)

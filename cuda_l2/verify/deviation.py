@@ -6,6 +6,10 @@ error is at most 1.25 times the worst baseline's (2 times in the fp16 class), an
 worst baseline's plus one step of C's type, over five inputs. A few rows of A and columns of B are small there, and a
 few are small in one half of K each; the first bound holds for those alone too, over all inputs. So it does not suffice
 to be as precise as the largest numbers need, as in fixed point.
+
+In the fp32 class the share of elements that are not the fp64 product rounded to C's type is bounded too. It is the
+error of the sum before that rounding in steps of C, which the RMS error hides, and it grows with K alone: what leaves
+out a bit of an operand, or rounds a part of a sum, where inputs look ordinary, shows here.
 """
 
 import torch
@@ -29,6 +33,12 @@ LEAST_LINES = 4
 LEAST_ELEMENTS = 64
 """Elements over all inputs from which on RMS errors are compared: that of fewer varies too much."""
 GROUPS = "small rows of A", "small columns of B", "rows and columns of which one is small"
+ROUNDINGS = 1 / 4
+"""Roundings down of a partial sum as large as the sum, for each of the K products, that fp32 sums may have: a tensor
+instruction of 8 products has one, and an eighth of K is seldom met twice."""
+LARGE = 1.0
+"""Elements at least this many times their standard deviation are compared: the others' steps are finer than sums."""
+SIGMAS = 6.0
 FP16_ROWS = 32
 """Rows compared in the fp16 class on the CPU, whose baseline is an emulated fp16 sum."""
 
@@ -41,10 +51,18 @@ class BaselineDeviation(ProductCheck):
         factor, slack = RMS_FACTOR[cases.task.accumulate], SUMMATION_NOISE * cases.task.k**0.5
         worst_rms = worst_max = allowed = deviation = 0.0
         squares_G, theirs_G = [0.0] * len(GROUPS), [0.0] * len(GROUPS)
+        rounded_otherwise = torch.zeros((), dtype=torch.int64, device=cases.device)
+        counted = likely = 0.0
         for turn, found in session.launch_each(Turn(cases.get("normal", index, _make)) for index in range(INPUTS)):
             case = turn.case
             rows, exact = case.expected["rows"], case.expected["fp64"]
             error = found["c"][rows].double() - exact
+            if cases.task.accumulate is Accumulate.FP32:
+                rounded_otherwise += ((found["c"][rows] != case.expected["rounded"]) & case.expected["large"]).sum()
+                counted, likely = (
+                    value + more
+                    for value, more in zip((counted, likely), case.expected["likely"].tolist(), strict=True)
+                )
             rms, *rms_G, largest = torch.cat([_rms(case, error), error.abs().max()[None]]).tolist()
             theirs, *others_G = case.expected["rms"].tolist()
             rms_allowed = factor * theirs + slack
@@ -62,6 +80,7 @@ class BaselineDeviation(ProductCheck):
                 )
         for group, ours, others in zip(GROUPS, squares_G, theirs_G, strict=True):
             _require((ours / INPUTS) ** 0.5, factor * (others / INPUTS) ** 0.5 + slack, f" in {group}")
+        _require_rounded(int(rounded_otherwise), counted, likely)
         session.rms_error, session.max_error, session.baseline_deviation = worst_rms, worst_max, deviation
         session.max_allowed = allowed
 
@@ -71,6 +90,27 @@ def _require(rms: float, allowed: float, where: str = "") -> None:
     if not rms <= allowed:
         reason = f"RMS error {rms:.3g} against fp64{where}; the baselines allow {allowed:.3g}"
         raise CheckFailed(VerdictStatus.IMPRECISE, reason)
+
+
+def _require_rounded(found: int, counted: float, likely: float) -> None:
+    """CheckFailed where more elements than fp32 sums explain are not the exact product rounded to C's type."""
+    if found > likely + SIGMAS * (likely + 1) ** 0.5:
+        raise CheckFailed(
+            VerdictStatus.IMPRECISE,
+            f"{found / counted:.2%} of C is not the exact product rounded to its type; sums in fp32 allow"
+            f" {likely / counted:.2%}: an operand, or a part of a sum, has lost bits",
+        )
+
+
+def _rounding(case: ProductCase, rows: torch.Tensor, exact_RN: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What C is where rounded correctly, which elements are compared, their number, and how many may differ."""
+    k = case.task.k
+    deviation_RN = case.a[rows].double().norm(dim=1)[:, None] * case.b.double().norm(dim=0) / k**0.5
+    large = exact_RN.abs() >= LARGE * deviation_RN
+    steps = 2 * torch.frexp(exact_RN.abs()).mantissa / torch.finfo(case.a.dtype).eps  # in an element
+    otherwise = (ROUNDINGS * k * 2.0**-24 * steps).clamp(max=1.0)
+    counted = torch.stack([large.double().sum(), otherwise[large].sum()])
+    return {"rounded": exact_RN.to(case.a.dtype), "large": large, "likely": counted.cpu()}
 
 
 def step(magnitude: float, dtype: torch.dtype) -> float:
@@ -138,6 +178,8 @@ def _make(cases: ProductCases, generator: torch.Generator) -> ProductCase:
             f"a baseline of {gemm} is {float(rms):.3g} off the fp64 product of the same inputs (RMS): is the memory of"
             " this machine sound?"
         )
+    if gemm.accumulate is Accumulate.FP32:
+        case.expected.update(_rounding(case, rows, exact))
     spread = max((float((x.float() - y.float()).abs().max()) for x in outputs for y in outputs), default=0.0)
     case.expected.update(
         rows=rows,

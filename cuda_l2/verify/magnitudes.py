@@ -4,10 +4,13 @@ Integers times powers of two, one a row of A and one a column of B, so that all 
 fp32 are exact in any order, and C must be the exact result rounded to its type, bit for bit, infinity where it
 overflows. In a second kind of case every row of one operand, or column of the other, has a single value left, and each
 element of the other its own power: no sum at all, for classes whose sums are rounded too. What is narrowed, clamped,
-flushed or taken for zero at some magnitude of either operand shows.
+flushed or taken for zero at some magnitude of either operand shows. Two more are for fp32 sums: products of one power
+whose two factors lie anywhere in the type's range, so that subnormal numbers stand beside large ones and count as much;
+and sums around the largest number of C's type, where rounding turns to infinity.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,6 +22,8 @@ from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
 from cuda_l2.verify.special import leave_one
 
 LARGEST, LARGEST_SUM = 31, 1 << 22
+AROUND_LARGEST = 32
+"""Sums around C's largest number, a sixteenth of its last step apart: from one step below it to nearly one above."""
 LEAST_OF_FP32 = -126
 """Sums of fewer powers of two would be subnormal in fp32."""
 _LEAST = 2.0**-24
@@ -31,13 +36,17 @@ class Magnitudes(ProductCheck):
     order = 34
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        summed = [""] if cases.task.accumulate is Accumulate.FP32 else []
-        turns = (
-            Turn(cases.get(f"magnitudes {left}", index, partial(_make, powers=powers, left=left)))
-            for left in (*summed, "a", "b")
+        in_fp32 = cases.task.accumulate is Accumulate.FP32
+        kinds: list[tuple[str, int, Callable[[ProductCases, torch.Generator], ProductCase]]] = [
+            (f"magnitudes {left}", index, partial(_make, powers=powers, left=left))
+            for left in (*([""] if in_fp32 else []), "a", "b")
             for index, powers in enumerate(_ranges(cases.task))
-        )
-        for turn, outputs in session.launch_each(turns):
+        ]
+        if in_fp32 and session.device == "cuda":  # bf16 instructions of CPUs take subnormal numbers for zero
+            kinds.append(("magnitudes balanced", 0, _make_balanced))
+        if in_fp32 and cases.task.k >= 3:
+            kinds.append(("magnitudes at the largest", 0, _make_at_the_largest))
+        for turn, outputs in session.launch_each(Turn(cases.get(*kind)) for kind in kinds):
             expected, found = turn.case.expected["c"], outputs["c"]
             wrong = found != expected
             if cases.task.accumulate is Accumulate.FP16:  # may round a product in another way
@@ -49,9 +58,7 @@ class Magnitudes(ProductCheck):
 
 def _ranges(gemm: Gemm) -> list[tuple[Range, Range]]:
     """Powers of two for A and for B, whose sums fp32 holds; together each operand's whole range."""
-    limits = torch.finfo(dtype_of(gemm))
-    highest = math.floor(math.log2(limits.max / LARGEST))
-    lowest = math.ceil(math.log2(limits.smallest_normal * limits.eps))
+    lowest, highest = _whole(gemm)
     room = 127 - (LARGEST_SUM.bit_length() - 1)
     if 2 * highest <= room and 2 * lowest >= LEAST_OF_FP32:
         return [((lowest, highest), (lowest, highest))]
@@ -59,16 +66,33 @@ def _ranges(gemm: Gemm) -> list[tuple[Range, Range]]:
     return [(large, small), (small, large)]
 
 
+def _whole(gemm: Gemm) -> Range:
+    """The least power of two of A's and B's type, and the greatest whose product with the largest integer it holds."""
+    limits = torch.finfo(dtype_of(gemm))
+    least = math.ceil(math.log2(limits.smallest_normal * limits.eps))
+    return least, math.floor(math.log2(limits.max / LARGEST))
+
+
+def _integers(cases: ProductCases, generator: torch.Generator, bound: int, shape: tuple[int, int]) -> torch.Tensor:
+    """Of both signs, none of them zero."""
+    drawn = torch.randint(1, bound + 1, shape, generator=generator, device=cases.device).float()
+    return drawn * (torch.randint(0, 2, shape, generator=generator, device=cases.device) * 2 - 1)
+
+
+def _bound(gemm: Gemm) -> int:
+    """The largest integer of which sums of K products stay exact in fp32."""
+    return max(1, int(min(LARGEST, math.sqrt(LARGEST_SUM / gemm.k))))
+
+
 def _make(cases: ProductCases, generator: torch.Generator, powers: tuple[Range, Range], left: str) -> ProductCase:
     """left: the operand of whose rows, or columns, one value is left; empty for neither."""
     gemm, device = cases.task, cases.device
-    bound = LARGEST if left else max(1, int(min(LARGEST, math.sqrt(LARGEST_SUM / gemm.k))))
+    bound = LARGEST if left else _bound(gemm)
 
     def drawn(shape: tuple[int, int], scaled: tuple[int, int], power: Range) -> torch.Tensor:
         low, high = power
-        integers = torch.randint(1, bound + 1, shape, generator=generator, device=device).float()
-        signs = torch.randint(0, 2, shape, generator=generator, device=device) * 2 - 1
-        return integers * signs * 2.0 ** torch.randint(low, high + 1, scaled, generator=generator, device=device)
+        numbers = _integers(cases, generator, bound, shape)
+        return numbers * 2.0 ** torch.randint(low, high + 1, scaled, generator=generator, device=device)
 
     shape_a, shape_b = (gemm.m, gemm.k), (gemm.k, gemm.n)
     a = drawn(shape_a, shape_a if left == "b" else (gemm.m, 1), powers[0])
@@ -79,6 +103,40 @@ def _make(cases: ProductCases, generator: torch.Generator, powers: tuple[Range, 
     product = cases.product_fp32(case)
     require_finite(gemm, A=case.a, B=case.b, C=product)
     case.expected["c"] = product.to(dtype_of(gemm))
+    return case
+
+
+def _make_balanced(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    """Each column of A has a power of its own, and B's row the one that makes all products' powers alike."""
+    gemm, (low, high) = cases.task, _whole(cases.task)
+    a, b = (_integers(cases, generator, _bound(gemm), shape) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
+    power_K = torch.randint(low, high + 1, (gemm.k,), generator=generator, device=cases.device)
+    # in fp64: fp32 may hold a subnormal number of bf16, but flush it in a product
+    scaled_a, scaled_b = (
+        a.double() * 2.0 ** power_K.double(),
+        b.double() * 2.0 ** (low + high - power_K.double())[:, None],
+    )
+    case = cases.operands(scaled_a, scaled_b)
+    product = cases.product_fp32(cases.operands(a, b))
+    case.expected["c"] = (product * 2.0 ** (low + high)).to(dtype_of(gemm))
+    return case
+
+
+def _make_at_the_largest(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    """Three terms a sum: half of C's largest number, the rest to one step below it, and a few sixteenths of a step."""
+    gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
+    half = 2.0 ** math.floor(math.log2(limits.max))
+    last = half * limits.eps
+    a, b = (
+        torch.zeros(shape, device=cases.device, dtype=torch.float64) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n))
+    )
+    at = torch.randperm(gemm.k, generator=generator, device=cases.device)[:3]
+    sixteenths = torch.randint(0, AROUND_LARGEST, (gemm.m,), generator=generator, device=cases.device)
+    a[:, at[0]], a[:, at[1]], a[:, at[2]] = half, limits.max - last - half, sixteenths * (last / 16)
+    signs = torch.randint(0, 2, (gemm.n,), generator=generator, device=cases.device) * 2.0 - 1
+    b[at] = signs.double()
+    case = cases.operands(a, b)
+    case.expected["c"] = (a.sum(1)[:, None] * signs).to(dtype_of(gemm))
     return case
 
 

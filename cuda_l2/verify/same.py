@@ -1,4 +1,7 @@
-"""A and B may be one tensor, where both have as many bytes: a kernel that is right beside two must be right then."""
+"""A and B may be one tensor, where both have as many bytes: a kernel that is right beside two must be right then.
+
+Nor may two be taken for one that differ in one element of each row.
+"""
 
 from dataclasses import replace
 
@@ -7,6 +10,7 @@ import torch
 from cuda_l2.machine.tensors import stored, view
 from cuda_l2.tasks.products import ProductCase, ProductCases
 from cuda_l2.verify._base import GpuSession, ProductCheck, Session, require_right
+from cuda_l2.verify.structure import ODD
 
 
 class SameOperand(ProductCheck):
@@ -21,6 +25,8 @@ class SameOperand(ProductCheck):
         assert isinstance(session, GpuSession)
         case = cases.get("same operand", 0, _make)
         require_right(case, session.launch_on_one(case), "where A and B are one tensor")
+        case = cases.get("same operand but one", 0, _make_but_one)
+        require_right(case, session.launch(case), "where B has A's bytes but for one element of each row")
 
 
 LARGEST = 8192.0
@@ -33,6 +39,15 @@ def _make(cases: ProductCases, generator: torch.Generator) -> ProductCase:
     drawn *= min(1.0, (LARGEST / cases.task.k) ** 0.5)
     case, (a, b) = cases.operands(drawn, other), cases.task.inputs
     return cases.with_rows(replace(case, tensors={"a": case.a, "b": view(stored(case.a, a), b)}))
+
+
+def _make_but_one(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    """The same in memory of its own, with one element of each row of A unlike B's."""
+    case = _make(cases, generator)
+    a = case.a.clone()
+    at_M1 = torch.randint(cases.task.k, (cases.task.m, 1), generator=generator, device=cases.device)
+    a.scatter_(1, at_M1, ODD * a.gather(1, at_M1))
+    return cases.with_rows(cases.operands(a, case.b))
 
 
 CHECK = SameOperand()

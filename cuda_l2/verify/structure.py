@@ -1,7 +1,8 @@
 """A pattern in a part of an operand must not be taken for one in all of it.
 
 Equal rows, rows or halves of zeros, constants, triangles and diagonals may be looked for, in the first row or in a
-sample, and save work; normal numbers stand everywhere else.
+sample, and save work; normal numbers stand everywhere else. Rows that are equal but for one element of each, which few
+samples meet, come every time.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ from cuda_l2.tasks.products import ProductCase, ProductCases
 from cuda_l2.verify._base import ProductCheck, Session, Turn, require_right
 
 DRAWN = 3
-"""So many patterns are drawn for each operand."""
+"""Patterns drawn for each operand, beside the one that always comes."""
+ODD = 8.0
+"""What an element that is unlike the others is multiplied by: it shows in a sum of many."""
 
 
 def _first_rows_equal(rows: torch.Tensor, at: int) -> None:
@@ -24,6 +27,12 @@ def _rows_equal_but_one(rows: torch.Tensor, at: int) -> None:
     kept = rows[at].clone()
     rows[:] = rows[(at + 1) % len(rows)].clone()
     rows[at] = kept
+
+
+def _rows_equal_but_in_one_element_each(rows: torch.Tensor, at: int) -> None:
+    odd = rows.diagonal().clone()
+    rows[:] = rows[at].clone()
+    rows.diagonal().copy_(ODD * odd)
 
 
 def _first_row_half_zero(rows: torch.Tensor, at: int) -> None:
@@ -76,6 +85,7 @@ def _diagonal_but_one_row(rows: torch.Tensor, at: int) -> None:
 
 
 PATTERNS: tuple[Callable[[torch.Tensor, int], None], ...] = (
+    _rows_equal_but_in_one_element_each,
     *(_first_rows_equal, _rows_equal_but_one, _first_row_half_zero, _halves_zero_but_in_one_row, _first_column_zero),
     *(_every_other_zero, _corners_zero, _constant_but_one_row, _integers_but_one_row, _triangle),
     *(_lower_triangle, _diagonal_but_one_row),
@@ -94,7 +104,7 @@ class Structure(ProductCheck):
 
 def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
     for of_b in (False, True):
-        for index in cases.rng.permutation(len(PATTERNS))[:DRAWN]:
+        for index in (0, *(1 + cases.rng.permutation(len(PATTERNS) - 1)[:DRAWN])):
             case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
             what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
             yield Turn(case, f"where in {'B' if of_b else 'A'} is {what}")

@@ -347,21 +347,25 @@ class MappedMemory:
     """Memory in a reserved address range of its own, unmapped space on both sides."""
 
     @classmethod
-    def imported(cls, descriptor: int, size: int, grain: int) -> "MappedMemory":
-        """Map memory that another process exported; the descriptor stays the caller's."""
+    def imported(cls, descriptor: int, size: int, grain: int, *, writable: bool = True) -> "MappedMemory":
+        """Map memory that another process exported; the descriptor stays the caller's.
+
+        writable: else writing there faults.
+        """
         handle = check("cuMemImportFromShareableHandle", driver.cuMemImportFromShareableHandle(descriptor, HANDLE_TYPE))
-        mapping = cls(handle, size, grain)
+        mapping = cls(handle, size, grain, writable=writable)
         check("cuMemRelease", driver.cuMemRelease(handle))  # the mapping keeps it
         return mapping
 
-    def __init__(self, handle: Any, size: int, grain: int) -> None:
+    def __init__(self, handle: Any, size: int, grain: int, *, writable: bool = True) -> None:
         self._base = check("cuMemAddressReserve", driver.cuMemAddressReserve(size + 2 * grain, 0, 0, 0))
         self._reserved, self._size = size + 2 * grain, size
         self.address = int(self._base) + grain
         check("cuMemMap", driver.cuMemMap(self.address, size, 0, handle, 0))
         access = driver.CUmemAccessDesc()
         access.location = memory_properties().location
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        kinds = driver.CUmemAccess_flags
+        access.flags = kinds.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if writable else kinds.CU_MEM_ACCESS_FLAGS_PROT_READ
         check("cuMemSetAccess", driver.cuMemSetAccess(self.address, size, [access], 1))
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
+from cuda_l2.machine.cuda.windows import buffer_name
 from cuda_l2.records import Task, VerdictStatus, to_json
 from cuda_l2.system import variables
 from cuda_l2.system.closing import Closing
@@ -64,16 +65,28 @@ class CudaWorker(Closing):
         """Use this arena's memory from now on."""
         if self.arena is not arena:
             sizes = {name: [buffer.size, buffer.grain] for name, buffer in arena.buffers.items()}
-            self.call("attach", LOAD_TIMEOUT_S, [buffer.fd for buffer in arena.buffers.values()], sizes=sizes)
+            given = [buffer_name(tensor) for tensor in arena.task.given]
+            descriptors = [buffer.fd for buffer in arena.buffers.values()]
+            self.call("attach", LOAD_TIMEOUT_S, descriptors, sizes=sizes, given=given)
             self.arena = arena
 
-    def load(self, cubin: Path, plan: Plan, places: Sequence[dict[str, Place]], slot: int = 0) -> None:
+    def load(
+        self,
+        cubin: Path,
+        plan: Plan,
+        places: Sequence[dict[str, Place]],
+        slot: int = 0,
+        *,
+        guarded: bool = False,
+    ) -> None:
         """Load a candidate and bind it to each set of places; Fault where it cannot be launched so.
 
-        The first slot's takes the place of all that was loaded; the next slot's is loaded beside it.
+        The first slot's takes the place of all that was loaded; the next slot's is loaded beside it. guarded: writing
+        to inputs and weights faults.
         """
         plain = [{name: [place.buffer, place.offset] for name, place in each.items()} for each in places]
-        self.call("load", LOAD_TIMEOUT_S, cubin=str(cubin), plan=_plan_text(plan), places=plain, slot=slot)
+        terms: dict[str, Any] = {"plan": _plan_text(plan), "places": plain, "slot": slot, "guarded": guarded}
+        self.call("load", LOAD_TIMEOUT_S, cubin=str(cubin), **terms)
 
     def call(self, op: str, timeout_s: float, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         """Send one message and wait for its answer; Fault where it crashes, hangs or breaks the contract.
@@ -172,7 +185,7 @@ class CudaWorkers(Closing):
         worker = self._current
         if worker.alive and worker.arena is not None:
             with contextlib.suppress(Fault, MachineError):  # then it is dead, and has nothing
-                worker.call("attach", LOAD_TIMEOUT_S, sizes={})
+                worker.call("attach", LOAD_TIMEOUT_S, sizes={}, given=[])
             worker.arena = None
 
     def close(self) -> None:

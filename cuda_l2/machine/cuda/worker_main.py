@@ -51,6 +51,10 @@ class Worker:
         """For the candidate, for load beside it, and for what takes its place."""
         self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
+        self.elsewhere: dict[str, MappedMemory] = {}
+        """The same memory at other addresses."""
+        self.guarded: dict[str, MappedMemory] = {}
+        """Inputs and weights once more, where nobody can write."""
         self.loaded: list[Loaded] = []
         self.loaded_from = ("", "")
         """The first one's cubin and plan: no variable outlives a launch, so that what is loaded may serve again."""
@@ -64,24 +68,35 @@ class Worker:
         self.traffic: tuple[int, int] = (0, 0)
         self.words = 0  # of garbage
 
-    def attach(self, sizes: dict[str, list[int]], descriptors: Sequence[int] = ()) -> None:
+    def attach(self, sizes: dict[str, list[int]], given: list[str], descriptors: Sequence[int] = ()) -> None:
         """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors. None unmaps.
 
-        In random order: which tensor lies behind which at a user's is not known either.
+        All of it twice, so that of any two tensors either can have the lower address; what is given, inputs and
+        weights, also where it can only be read.
         """
         self._unload()
-        for mapping in self.buffers.values():
+        for mapping in (*self.buffers.values(), *self.elsewhere.values(), *self.guarded.values()):
             mapping.close()
-        self.buffers = {}
         shared = list(zip(sizes.items(), descriptors, strict=True))
-        for (name, (size, grain)), descriptor in random.sample(shared, len(shared)):
-            self.buffers[name] = MappedMemory.imported(descriptor, size, grain)
+        self.buffers, self.elsewhere, self.guarded = (
+            {
+                name: MappedMemory.imported(descriptor, *size, writable=writable)
+                for (name, size), descriptor in shared
+                if writable or name in given
+            }
+            for writable in (True, True, False)
+        )
+        for descriptor in descriptors:
             os.close(descriptor)
 
-    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]], slot: int = 0) -> None:
+    def load(
+        self, cubin: str, plan: str, places: list[dict[str, list[Any]]], slot: int = 0, guarded: bool = False
+    ) -> None:
         """Load a candidate and bind it to several sets of addresses, given as buffer and offset.
 
         The first slot's throws away what was loaded before, unless it is the same; the next slot's is loaded beside it.
+        Each time every buffer lies at one or the other of its addresses: which tensor lies behind which at a user's is
+        not known either. guarded: inputs and weights lie where they can only be read.
         """
         known = slot == 0 and bool(self.loaded) and self.loaded_from == (cubin, plan)
         if slot == 0:
@@ -91,11 +106,10 @@ class Worker:
         if slot == 0:
             self.loaded_from = (cubin, plan)
         self._drop_graphs()
+        at = {name: random.choice((self.buffers, self.elsewhere))[name].address for name in self.buffers}
+        at |= {name: mapping.address for name, mapping in self.guarded.items() if guarded}
         self.addresses[slot:] = [
-            [
-                {name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()}
-                for place in places
-            ]
+            [{name: at[buffer] + offset for name, (buffer, offset) in place.items()} for place in places]
         ]
         self.bound[slot:] = [{}]
         self._on(slot, 0)  # what cannot be bound is refused here
