@@ -20,6 +20,7 @@ from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, to_json
 from cuda_l2.report.live import GridProgress, Stages
+from cuda_l2.report.page import plots
 from cuda_l2.report.page.parts import Code, Section, Table, Text
 from cuda_l2.report.watch import terminal
 from cuda_l2.report.watch.watcher import DRAWN_EVERY_S, EVERY_S, Watcher
@@ -200,6 +201,15 @@ def test_a_table_is_followed_line_by_line(tmp_path: Path, time: Time) -> None:
     assert tables(found)["protocols"] == [["offline", "2", "+140.0%", "100.0%", "2.400", "64x64x128: failed"]]
     path.write_text(f"{lines[0]}\n")
     assert tables(look(watcher, time))["rows-newest"] == []
+
+
+def test_speedups_of_unrelated_shapes_are_marks_and_no_line() -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra report")
+    figures = [
+        plots.curves("k", "t", "row", "speedup", [("a", [1.0, 2.0, 0.5])], joined=joined) for joined in (False, True)
+    ]
+    marks, line = (figure.count("var(--s0)") for figure in figures)
+    assert marks > line == 1 and figures[0].count("<use") == figures[1].count("<use") + 3
 
 
 def test_training_is_followed_with_the_time_left(tmp_path: Path, time: Time) -> None:

@@ -250,14 +250,29 @@ def boxes(key: str, title: str, x: str, y: str, groups: Mapping[str, Sequence[fl
     return canvas.svg(key, title)
 
 
-def curves(key: str, title: str, x: str, y: str, series: Sequence[tuple[str, Sequence[float]]], start: int = 1) -> str:
-    """Lines over their positions, by name; lines of one name share a colour. start: position of the first value."""
+def curves(
+    key: str,
+    title: str,
+    x: str,
+    y: str,
+    series: Sequence[tuple[str, Sequence[float]]],
+    start: int = 1,
+    joined: bool = True,
+) -> str:
+    """Lines over their positions, by name; lines of one name share a colour.
+
+    start: position of the first value. joined: else marks, for values that do not follow from one another.
+    """
     canvas = Canvas(x, y)
     names = list(dict.fromkeys(name for name, _ in series))
     for name, values in series:
         number = names.index(name)
         first = not any(line.get_label() == name for line in canvas.axes.lines)
-        style = {"color": SERIES[number % 4], "linestyle": LINES[number // 4 % 4 if len(names) > 4 else number % 4]}
+        style: dict[str, Any] = {
+            "color": SERIES[number % 4],
+            "linestyle": LINES[number // 4 % 4 if len(names) > 4 else number % 4],
+        }
+        style = style if joined else {"color": SERIES[0], "linestyle": "", "marker": ".", "markersize": 4}
         at, shown = range(start, start + len(values)), _text(name) if first else "_"
         canvas.axes.plot(at, values, linewidth=1.3, label=shown, **style)
     _whole_numbers(canvas)

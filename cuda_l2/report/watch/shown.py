@@ -167,8 +167,9 @@ def _table(results: Tabled, draw: Draw) -> Section:
     parts.append(table("protocols", "So far", "Over the strongest baseline of each row.", head, by_protocol))
     speedups = [row.speedup or 0.0 for row in rows][-CURVE:]
     title, lines = "Speedups in the order measured", [("speedup, 0 without figures", speedups)]
+    first = len(rows) - len(speedups) + 1
     svg = speedups and draw(
-        "table", len(rows), lambda: plots.curves("table", title, "row", "speedup", lines, len(rows) - len(speedups) + 1)
+        "table", len(rows), lambda: plots.curves("table", title, "row", "speedup", lines, first, joined=False)
     )
     parts += [Figure(title, f"Rows of {results.path.name}.", svg)] if svg else []
     newest: list[Row] = [
