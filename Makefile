@@ -4,7 +4,8 @@
 # make test: set up and run the quick tests and a sample of every corpus.  make test-all: every test. ARGS goes to
 # pytest.  make check: style and types.
 # make wheel: a wheel with the compiled kernels.
-# make report: the page of the H200's results, dist/report.html, and the README's pictures of them.
+# make report: docs/report.html, the page of the H200's results and of an H100's models and searchers, and the README's
+# pictures of them.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # TORCH_INDEX: an index to take torch from, for its CPU builds; the usual one if not given.
 
@@ -56,8 +57,9 @@ format: $(VENV)/.dev
 bench: $(VENV)/.run
 	$(BIN)/cuda-l2 bench --out bench-cpu
 
+REPORTED := results/h200 results/h100/models results/h100/layers/layers.csv results/h100/world
 report: $(VENV)/.dev
-	$(BIN)/cuda-l2 report results/h200 --out dist/report.html --pictures docs/pictures --force
+	$(BIN)/cuda-l2 report $(REPORTED) -o docs/report.html --pictures docs/pictures --force
 
 # dist/*.whl with the kernels compiled for Hopper GPUs and the operator: needs NVRTC (the extra cuda), g++ and no GPU.
 wheel: $(VENV)/.dev

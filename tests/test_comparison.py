@@ -269,7 +269,7 @@ def test_the_command_writes_a_table_figures_and_a_plot(world, typed, tmp_path) -
     status, out, _ = typed(*common, "--measurements", "8", "--searchers", "random", "ranked")
     assert status == 0 and out == (tmp_path / "found" / "comparison.md").read_text()
     assert "2 tasks held out, 2 seeds" in out and out.count("\n| ") == 4 - 1
-    assert {path.suffix for path in (tmp_path / "found").iterdir()} == {".md", ".csv", ".svg"}
+    assert {path.suffix for path in (tmp_path / "found").iterdir()} == {".md", ".csv", ".svg", ".json"}
     status, _, said = typed(*common, "--searchers", "nobody")
     assert status == 2 and "no searcher" in said
 

@@ -1,10 +1,13 @@
 """The page of `cuda-l2 report`: its numbers are the rows', it stands alone, and what is missing is said."""
 
 import base64
+import contextlib
 import hashlib
+import itertools
 import json
 import math
 import re
+import sqlite3
 import sys
 from collections import Counter
 from html.parser import HTMLParser
@@ -18,10 +21,12 @@ from cuda_l2.archive import Archive
 from cuda_l2.commands.optimize import _require_replaceable, _write_page
 from cuda_l2.commands.report import command
 from cuda_l2.records import Build, BuildStatus, Gemm, Layout, to_json
+from cuda_l2.report import comparison
 from cuda_l2.report.grid import write_tables
-from cuda_l2.report.page import patterns, published
+from cuda_l2.report.page import patterns, published, searchers, whole
 from cuda_l2.report.page.reading import read
 from cuda_l2.report.page.studies import MAX, by_size, comparisons, headline, label, ratios, spread, studies
+from cuda_l2.runs.comparison import Curve
 from cuda_l2.runs.results import KernelFigures, Measurement
 from cuda_l2.runs.run_file import Header
 from cuda_l2.system.errors import UserError
@@ -180,6 +185,15 @@ def test_what_is_not_there_is_said_in_place_of_a_figure(tmp_path: Path) -> None:
         assert said in text
 
 
+def test_of_one_shape_times_are_shown_and_no_statistics(tmp_path: Path) -> None:
+    text = page(tmp_path, grid(tmp_path / "run", [measured("64x64x64", 5)]))
+    assert "Times of 64x64x64" in text and "Table 1" not in text and "Table 3" not in text
+    assert "64x64x64, A GPU, offline: 3.2 [3.168, 3.232]x as fast as the fastest tuned cuBLASLt algorithm." in text
+    found = re.search(r'row">torch.matmul</th>(.*?)</tr>', text, re.S)
+    assert found and re.findall(r">([^<]+)</td>", found[1])[:3] == ["offline", "20 [19.8, 20.2]", "4 [3.96, 4.04]"]
+    assert re.findall("<h2>(.*?)</h2>", text)[2:] == ["Not among these results", "All rows"]
+
+
 def test_markup_in_results_is_text(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script> $\\frac$"
     run = grid(tmp_path / "run", [measured("64x64x64", 5, proposer=evil), measured("128x64x64", 5)])
@@ -237,9 +251,20 @@ def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"table\.csv, row 1: "):
         read([table])
     database = tmp_path / "archive.db"
+    Archive(database).close()
+    with pytest.raises(UserError, match=r"archive\.db holds no trials"):
+        read([database])
     database.write_bytes(b"SQLite format 3\0" + b"\0" * 100)
     with pytest.raises(UserError, match="archive"):
         read([database])
+    database.unlink()
+    with contextlib.closing(sqlite3.connect(database)) as db:
+        db.execute("PRAGMA user_version = 99")
+        db.execute("CREATE TABLE trials (number INTEGER)")
+    before = database.read_bytes()
+    with pytest.raises(UserError, match="version 99"):
+        read([database])
+    assert database.read_bytes() == before
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
@@ -250,6 +275,23 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
             command(tmp_path, **named)
     assert (tmp_path / "report.html").read_text() == (tmp_path / "sizes.svg").read_text() == "mine"
     assert not (tmp_path / "new.html").exists()
+
+
+def test_of_two_reports_at_once_the_second_says_that_the_first_is_there(tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra report")
+    out, drawn = tmp_path / "report.html", whole.html
+
+    def while_another_ends(*arguments: Any) -> str:
+        out.write_text("the other's")
+        return drawn(*arguments)
+
+    monkeypatch.setattr(whole, "html", while_another_ends)
+    with pytest.raises(UserError, match="File exists; choose another place, or --force"):
+        command(grid(tmp_path / "run", [measured("64x64x64", 5)]), out=out)
+    assert out.read_text() == "the other's" and sorted(each.name for each in tmp_path.iterdir()) == [
+        "report.html",
+        "run",
+    ]
 
 
 def test_models_and_their_products_are_shown_with_their_rows(tmp_path: Path) -> None:
@@ -279,6 +321,42 @@ def test_models_and_their_products_are_shown_with_their_rows(tmp_path: Path) -> 
     assert "&lt;b&gt;m, decode, batch 16" in (tmp_path / "pictures" / "models.svg").read_text()
     (folder / "layers.csv").write_text(head + products + "1x1x1:tn,k,nan,1,1,1,1,,,\n")
     assert any("row 3: us is no number" in note for note in read([folder]).notes)
+
+
+def test_searchers_compared_are_shown_with_their_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "<i>world"
+    folder.mkdir()
+    curves = [
+        Curve(searcher, task, seed, regrets)
+        for searcher, regrets in (("<b>one", (0.5, 0.25, 0.25, 0.004)), ("two", (1.5, 0.75, 0.0002, 0.0002)))
+        for task in ("64x64x64", "128x64x64")
+        for seed in range(3)
+    ]
+    (folder / "comparison.csv").write_text(comparison.csv(curves))
+    (folder / "environment.json").write_text('{"environment": {"gpu": "A <b>GPU"}, "date": "2026-01-02"}')
+    text = page(tmp_path, folder)
+    check_alone(text)
+    for shown in (
+        *("cuda-l2 compare; rows of &lt;i&gt;world/comparison.csv", "A &lt;b&gt;GPU; 2026-01-02", "from 48 rows"),
+        *("median over 2 tasks, mean over 3 seeds", ">&lt;b&gt;one</th>"),
+    ):
+        assert shown in text, shown
+
+    def row(name: str) -> list[str]:
+        found = re.search(rf"{name}</th>(.*?)</tr>", text, re.S)
+        assert found
+        return re.findall(r">([^<]+)</td>", found[1])
+
+    assert row("one") == ["6", "50.0%", "50.0%", "25.0%", "0.4%", "4"]
+    assert row("two") == ["6", "150.0%", "150.0%", "75.0%", "0.0%", "3"]
+    thinned = [line for line in comparison.csv(curves).splitlines() if line.split(",")[3] != "3"]
+    (folder / "comparison.csv").write_text("\n".join(thinned))
+    (contest,) = read([folder]).contests
+    assert "measurements to within" not in searchers.section([contest]).parts[1].columns[-1]  # type: ignore[union-attr]
+    assert contest.counts == (1, 2, 4) and contest.curves[-1].regrets == (1.5, 0.75, 0.75, 0.0002)
+    (folder / "comparison.csv").write_text("\n".join([thinned[0], *thinned[2:]]))
+    with pytest.raises(UserError, match="no row for its first measurement"):
+        read([folder])
 
 
 def test_pictures_have_a_background_and_colours_of_both_themes(tmp_path: Path) -> None:
@@ -350,11 +428,29 @@ def test_swapped_operands_swap_the_tile(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_ten_thousand_shapes_make_a_page_and_its_size_is_said(tmp_path: Path, capsys: Any) -> None:
+    sides = [16 * at for at in range(1, 23)]
+    shapes = itertools.islice(itertools.product(sides, repeat=3), 10_000)
+    lines = [to_json(measured(f"{m}x{n}x{k}", 5 + m % 11)) for m, n, k in shapes]
+    (tmp_path / "results.jsonl").write_text("\n".join([to_json(HEADER), *lines]))
+    text = page(tmp_path, tmp_path)
+    check_alone(text)
+    (found,) = data(text)["sets"]
+    assert len(set(column(found, "task"))) == 10_000 and "Roofline: 10,000 shapes" in text
+    assert "more than 5 MB" in capsys.readouterr().err
+
+
+@pytest.mark.full
 def test_the_repositorys_results_make_a_page_under_5_mb_with_the_summarys_figures(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="tables of 1,000 shapes are Parquet")
-    text = page(tmp_path, H200)
+    made = re.search(r"^REPORTED := (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert made
+    text = page(tmp_path, *(ROOT / each for each in made[1].split()))
     check_alone(text)
     assert len(text.encode()) < 5_000_000
+    kept = (ROOT / "docs" / "report.html").read_text()
+    check_alone(kept)
+    assert tabled(text) == tabled(kept), "docs/report.html is of other results or an earlier program: make report"
     sets = data(text)["sets"]
     assert sum(len(column(each, "task")) for each in sets) == 4290
     (found,) = (
@@ -367,5 +463,19 @@ def test_the_repositorys_results_make_a_page_under_5_mb_with_the_summarys_figure
     shown = re.search(rf"<th scope=\"row\">{label('cuBLASLt-AutoTuning', MAX)}</th>(.*?)</tr>", text, re.S)
     assert shown and [re.search(rf">{figure}%<", shown[1]) for figure in (row[2], row[3])].count(None) == 0
     assert re.search(r">0\.\d\d</text>", text)  # ticks keep their digits
-    for said in ("Figure 4f", "K = 16384", "Cheats and mutants", "Learning curves"):
+    for said in (
+        "Figure 4f",
+        "K = 16384",
+        "Cheats and mutants",
+        "Learning curves",
+        "llama-8b",
+        "schedule:h100.safetensors",
+    ):
         assert said in text
+    assert "date unknown" not in text and "unknown machine" not in text  # every caption has device and date
+
+
+def tabled(text: str) -> list[Any]:
+    """What a page says in tables, and its rows."""
+    rows = {name: of for name, of in data(text).items() if name != "helps"}
+    return [rows, *re.findall(r"<h[23]>(.*?)</h|<t[hd][^>]*>(.*?)</t", re.sub(r"<svg.*?</svg>", "", text, flags=re.S))]

@@ -1,6 +1,8 @@
 """Variables of a user's shell that slow an arm: no process that runs one has them, and the run's record names them."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,15 @@ def test_a_command_strips_its_own_process_and_the_run_records_it(shell) -> None:
 
 def test_a_run_on_a_cpu_records_them(shell, rig: CpuRig) -> None:
     assert "MKL_NUM_THREADS=1" in rig.environment()["stripped_variables"]
+
+
+def test_a_command_that_a_command_starts_records_the_same(shell) -> None:
+    variables.clean_process()
+    recorded, code = (
+        variables.recorded(),
+        "from cuda_l2.system import variables as v; v.clean_process(); print(v.recorded())",
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=variables.given(), capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == repr(recorded)

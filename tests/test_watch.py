@@ -20,6 +20,7 @@ from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, to_json
 from cuda_l2.report.live import GridProgress, Stages
+from cuda_l2.report.page import plots
 from cuda_l2.report.page.parts import Code, Section, Table, Text
 from cuda_l2.report.watch import terminal
 from cuda_l2.report.watch.watcher import DRAWN_EVERY_S, EVERY_S, Watcher
@@ -97,9 +98,12 @@ def test_a_search_is_followed_from_before_its_archive_is_there(tmp_path: Path, t
         search(archive, time)
         found = look(watcher, time)
         (task,) = tables(found)["searches-table"]
-        assert task[:5] == ["64x64x64", "4", "2", f"{4 / 7:.2f}", "1.300"]  # the first was judged 7 s ago
-        assert task[5] == "1 refused, 1 incorrect in the check '<b>cases'"
+        assert task[:5] == ["64x64x64", "1.300", "4", "2", "2"]
+        assert task[5] == f"{4 / 7:.2f}"  # the first was judged 7 s ago
+        assert tables(found)["rejected"] == [["refused", "1"], ["incorrect in the check '<b>cases'", "1"]]
         assert [row[1] for row in tables(found)["newest"]] == ["-", "1.300", "-", "1.100"]
+        refused, wrong = "refused: asks for the clock", "incorrect in the check '<b>cases': wrong"
+        assert [row[2] for row in tables(found)["newest"]] == [wrong, "measured", refused, "measured"]
         diff, source = (part for section in found for part in section.parts if isinstance(part, Code))
         assert diff.diff and "-shared" in diff.text and f"+shared {EVIL}" in diff.text
         assert source.text == f"two\nshared {EVIL}"
@@ -131,7 +135,7 @@ def test_only_new_rows_are_read_and_nothing_is_written(tmp_path: Path, time: Tim
     with Archive(path) as archive:
         archive.append(trial("new", 1.4, created=time.text()))
         del asked[:]
-        assert tables(look(watcher, time))["searches-table"][0][4] == "1.400"
+        assert tables(look(watcher, time))["searches-table"][0][1] == "1.400"
     assert [each for each in asked if "number > 4" in each]
     time.pass_by(EVERY_S / 2)
     del asked[:]
@@ -151,7 +155,7 @@ def test_an_archive_in_anothers_place_is_read_from_its_beginning(tmp_path: Path,
     with Archive(path) as archive:
         for at in range(4 if same_length else 1):
             archive.append(trial(f"other {at}", 0.5, created="2026-01-03T00:00:00+00:00"))
-    assert [row[4] for row in tables(look(watcher, time))["searches-table"]] == ["0.500"]
+    assert [row[1] for row in tables(look(watcher, time))["searches-table"]] == ["0.500"]
 
 
 def test_a_run_says_what_it_does_and_a_killed_one_is_told_from_one_that_ended(tmp_path: Path, time: Time) -> None:
@@ -197,6 +201,15 @@ def test_a_table_is_followed_line_by_line(tmp_path: Path, time: Time) -> None:
     assert tables(found)["protocols"] == [["offline", "2", "+140.0%", "100.0%", "2.400", "64x64x128: failed"]]
     path.write_text(f"{lines[0]}\n")
     assert tables(look(watcher, time))["rows-newest"] == []
+
+
+def test_speedups_of_unrelated_shapes_are_marks_and_no_line() -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra report")
+    figures = [
+        plots.curves("k", "t", "row", "speedup", [("a", [1.0, 2.0, 0.5])], joined=joined) for joined in (False, True)
+    ]
+    marks, line = (figure.count("var(--s0)") for figure in figures)
+    assert marks > line == 1 and figures[0].count("<use") == figures[1].count("<use") + 3
 
 
 def test_training_is_followed_with_the_time_left(tmp_path: Path, time: Time) -> None:
@@ -253,14 +266,30 @@ def test_a_figure_is_drawn_again_only_when_its_share_of_a_core_allows(time: Time
 
 def test_the_terminal_shows_the_same_and_reads_nothing_as_markup(tmp_path: Path, time: Time) -> None:
     path = tmp_path / "[red]archive.db"
+    obeyed = "\x1b[2J\x1b]0;title\x07"
     with Archive(path) as archive:
         search(archive, time)
-    watcher, console = watching(path, time), Console(width=120, record=True, file=io.StringIO())
+        refused = Build("c", BuildStatus.REFUSED, reason=f"{obeyed}seen")
+        archive.append(trial("bad", build=refused, verdict=None, timing=None, reward=math.nan, created=time.text()))
+        archive.append(trial(f"three {obeyed}", 1.4, created=time.text()))
+    written = io.StringIO()
+    watcher, console = watching(path, time), Console(width=120, record=True, file=written)
     watcher._sampled = lambda: [GpuSample(1755, 2619, 698.7, 61, ("power cap",))]  # type: ignore[method-assign]
     terminal.follow(watcher, console)
     text = console.export_text()
-    for shown in ("[red]archive.db", "1.300", "'<b>cases'", "1755", "699", "power cap", f"+shared {EVIL}"):
+    for shown in (
+        "[red]archive.db",
+        "1.300",
+        "'<b>cases'",
+        "1755",
+        "699",
+        "power cap",
+        f"-shared {EVIL}",
+        "seen",
+        "+three",
+    ):
         assert shown in text
+    assert not {"\x1b", "\x07"} & set(written.getvalue())
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Build, Candidate, Gemm, Trial
 from cuda_l2.rigs import Rig, open_rig
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import now
 
 PACKAGE, TESTS = Path(cuda_l2.__file__).parent, Path(__file__).parent
 VERIFIER = tuple(
@@ -211,7 +212,7 @@ def main() -> int:
         subjects = [subject for subject in SUBJECTS if not options.subject or subject.name in options.subject]
         try:
             with open_rig("cuda") as rig:
-                environment |= rig.environment()
+                environment |= {**rig.environment(), "date": now()[:10]}
                 if options.only != "mutants":
                     judge_cheats(rig, book, cheats)
                 if options.only != "cheats":

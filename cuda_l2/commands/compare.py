@@ -1,6 +1,7 @@
 """cuda-l2 compare: searchers side by side on a recorded world, without its machine."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ class CompareSettings:
     measurements: int = 64
     """Schedules measured in a search; one that comes again counts once."""
     out: Path = Path("comparison")
-    """Folder for comparison.md, comparison.csv and comparison.svg."""
+    """Folder for comparison.md, comparison.csv, comparison.svg, and environment.json with the world's machine."""
 
 
 def command(*, settings: CompareSettings) -> None:
@@ -42,6 +43,7 @@ def command(*, settings: CompareSettings) -> None:
 
     from cuda_l2.report.comparison import csv, figure, table
     from cuda_l2.runs.comparison import compare
+    from cuda_l2.runs.results import ENVIRONMENT
     from cuda_l2.worlds.split import split
     from cuda_l2.worlds.world import read
 
@@ -52,4 +54,8 @@ def command(*, settings: CompareSettings) -> None:
     print(text, end="")
     for suffix, content in (("md", text), ("csv", csv(curves)), ("svg", figure(curves))):
         write_text(settings.out / f"comparison.{suffix}", content)
+    said = {name: str(value) for name, value in asdict(settings).items() if name not in ("searchers", "out")}
+    head = world.head
+    shared = {"machine": head.machine, "environment": head.environment, "settings": said, "date": head.created[:10]}
+    write_text(settings.out / ENVIRONMENT, json.dumps(shared, indent=1) + "\n")
     tell(f"table, figures and plot are in {settings.out}")

@@ -11,6 +11,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import write_text
 
 LARGE_BYTES = 5_000_000
+ADVICE = "choose another place, or --force to replace it"
 
 
 def command(
@@ -35,14 +36,14 @@ def command(
 
     for path in () if force else (out, *[pictures / name for name in NAMES if pictures]):
         if path.exists():
-            raise UserError(f"{path} is there: choose another place, or --force to replace it")
+            raise UserError(f"{path} is there: {ADVICE}")
     words = ["cuda-l2", "report", *map(str, results), "-o", out.name]
     found = read(results)
     text = html(found, shlex.join(words))
-    write_text(out, text)
+    write_text(out, text, ADVICE, new=not force)  # by now another report may be there
     if pictures:
         for name, svg in drawn(found).items():
-            write_text(pictures / name, svg, "choose another place with --pictures")
+            write_text(pictures / name, svg, ADVICE, new=not force)
     size = len(text.encode())
     print(f"{out}: {size / 1e6:.1f} MB")
     if size > LARGE_BYTES:

@@ -15,6 +15,7 @@ from cuda_l2.learn import ranks
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile, parsed
+from cuda_l2.system.values import now
 
 FORMAT = "cuda-l2 train 1"
 LOG = "run.jsonl"
@@ -22,6 +23,8 @@ MODEL = "model"
 FINGERPRINTS = {"data": "--data", "prompts": "--prompts", "hold_out": "--hold-out", "world": "--world"}
 """Settings that the file holds as a hash, with their options: an error names the option, not the hash."""
 
+CREATED = "created"
+"""The day on which a run began; it decides nothing."""
 SINCE = {"sampling.exemplar_lines": 0}
 """Settings that runs of earlier versions did not write down, as they had them."""
 
@@ -32,7 +35,7 @@ class Run(Closing):
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """settings: all that decide the outcome, as JSON. UserError where the folder holds another run or files."""
         self.folder = folder
-        header = {"format": FORMAT, **json.loads(json.dumps(settings))}
+        header = {"format": FORMAT, CREATED: now()[:10], **json.loads(json.dumps(settings))}
         others = [path for path in folder.iterdir() if not path.match("run*.jsonl")] if folder.is_dir() else []
         if others and not (folder / LOG).exists():
             raise UserError(f"{folder} holds other things; choose an empty folder with --out")
@@ -106,7 +109,7 @@ def _accept(first: bytes, header: Mapping[str, Any], folder: Path) -> None:
     if before is None or before.get("format") != FORMAT:
         raise UserError(f"{folder} holds no training run of this version; choose another folder with --out")
     for name, value, other in _differences(before, header):
-        if name in SINCE and (value, other) == (None, SINCE[name]):
+        if name == CREATED or (name in SINCE and (value, other) == (None, SINCE[name])):
             continue
         option = FINGERPRINTS.get(name)
         began = f"with other contents of {option}" if option else f"with {name} = {value}, not {other}"

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from cuda_l2.rigs.elsewhere import CLI, visible_gpus
-from cuda_l2.system import process_tree
+from cuda_l2.system import process_tree, variables
 from cuda_l2.system.errors import UserError
 
 TRIES = 3
@@ -114,7 +114,7 @@ class Worker:
         self._tries += 1
         self._process = subprocess.Popen(
             self._command,
-            env={name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+            env={name: value for name, value in variables.given().items() if not name.startswith(SECRETS)}
             | {"CUDA_VISIBLE_DEVICES": self._visible},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # its tables: those of all are printed at the end

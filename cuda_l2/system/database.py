@@ -17,13 +17,13 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection for a file that need not be writable. sqlite3.Error where it cannot be read.
+    """A connection for a file that need not be writable and may be another program's. sqlite3.Error if not readable.
 
     For a file that is not writable, SQLite may have no place for its write-ahead log: changes that a writer has not yet
     moved into the file itself are missing.
     """
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
-        return connect(path)
+        return sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     return _read_only(path, BUSY_TIMEOUT_S)
 
 

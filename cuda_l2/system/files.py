@@ -11,6 +11,8 @@ from typing import Any
 
 from cuda_l2.system.errors import UserError
 
+OUT = "choose another place with --out"
+
 
 def read_text(path: Path) -> str:
     """A text file of the user's. UserError where it cannot be read."""
@@ -29,12 +31,17 @@ def imported(package: str, what: str, extra: str) -> Any:
 
 
 @contextlib.contextmanager
-def whole(path: Path, advice: str = "choose another place with --out") -> Iterator[Path]:
-    """A path to write to that becomes the file only when all is written. UserError where it cannot be."""
+def whole(path: Path, advice: str = OUT, *, new: bool = False) -> Iterator[Path]:
+    """A path to write to that becomes the file only when all is written. UserError where it cannot be.
+
+    new: UserError too where the file is there by then, as another process may have been quicker.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
+        if new:
+            path.open("x").close()
         partial.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
@@ -43,14 +50,14 @@ def whole(path: Path, advice: str = "choose another place with --out") -> Iterat
             partial.unlink()
 
 
-def write_text(path: Path, text: str, advice: str = "choose another place with --out") -> None:
-    """Write a text file whole. UserError where it cannot be."""
-    write_bytes(path, text.encode(), advice)
+def write_text(path: Path, text: str, advice: str = OUT, *, new: bool = False) -> None:
+    """Write a text file whole. UserError where it cannot be, with `new` where it is there."""
+    write_bytes(path, text.encode(), advice, new=new)
 
 
-def write_bytes(path: Path, content: bytes, advice: str = "choose another place with --out") -> None:
-    """Write a file whole. UserError where it cannot be."""
-    with whole(path, advice) as partial:
+def write_bytes(path: Path, content: bytes, advice: str = OUT, *, new: bool = False) -> None:
+    """The same of bytes."""
+    with whole(path, advice, new=new) as partial:
         partial.write_bytes(content)
 
 

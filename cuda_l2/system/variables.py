@@ -38,6 +38,11 @@ def clean_process() -> None:
     os.environ.update(OWN)
 
 
+def given() -> dict[str, str]:
+    """The environment that the user's shell gave: a command of ours strips and records it as this one did."""
+    return {name: value for name, value in os.environ.items() if OWN.get(name) != value} | _stripped
+
+
 def recorded(*, own_process: bool = False) -> dict[str, str]:
     """Entries of a run's environment, as in "MKL_NUM_THREADS=1"; none where the shell had no such variable.
 

@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from cuda_l2.records import Gemm
 from cuda_l2.report.page import plots
@@ -17,7 +16,7 @@ PRODUCTS = frozenset(("shape", "kernel", "us", "torch_us", "ratio", "low", "high
 NUMBERS = frozenset(("us", "ours_us", "torch_us", "ratio", "ratio_low", "ratio_high", "low", "high"))
 
 
-def compared(file: str, rows: Sequence[Mapping[str, str]], shared: Mapping[str, Any], command: str) -> Compared:
+def compared(origin: Origin, date: str, rows: Sequence[Mapping[str, str]]) -> Compared:
     """A table's rows. UserError where one has no number where it must."""
     for at, row in enumerate(rows, 1):
         try:
@@ -25,13 +24,10 @@ def compared(file: str, rows: Sequence[Mapping[str, str]], shared: Mapping[str, 
             if "shape" in row:
                 Gemm.parse(row["shape"])
         except (TypeError, ValueError) as error:
-            raise UserError(f"{file}, row {at}: {error}") from None
+            raise UserError(f"{origin.file}, row {at}: {error}") from None
         if bad:
-            raise UserError(f"{file}, row {at}: {bad} is no number")
-    environment, settings = shared.get("environment") or {}, shared.get("settings") or {}
-    said = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, False, ""))
-    origin = Origin(file, str(shared.get("machine", "")), environment, f"{command} ({said})" if said else command)
-    return Compared(origin, str(shared.get("date", "date unknown")), tuple(map(dict, rows)))
+            raise UserError(f"{origin.file}, row {at}: {bad} is no number")
+    return Compared(origin, date, tuple(map(dict, rows)))
 
 
 def section(models: Sequence[Compared], products: Sequence[Compared]) -> Section:
@@ -77,13 +73,13 @@ def _steps(of: Compared, key: str) -> list[Part]:
              _interval(row, "ratio", "ratio_low", "ratio_high"), row.get("bar") or "-",
              _interval(row, "over_bar", "over_bar_low", "over_bar_high"), at)
         )  # fmt: skip
-    title, svg = f"Steps of a model, {of.origin.device}", bars(f"{key}bars", of.origin.device, of.rows)
+    title, svg = f"Steps of a model: {of.origin.file}", bars(f"{key}bars", of.origin.device, of.rows)
     caption = f"CUDA graphs, interleaved rounds, medians; us a layer, for the head a step. {_source(of)}"
     head = (
         *("model", "phase", "batch", "cached tokens", "arm", "us", "ours, us", "speedup [95 %]"),
         *("fastest compiled arm", "that over ours [95 %]", "row"),
     )
-    return [Figure(title, caption, svg), table(f"{key}-steps", "Steps of a model", caption, head, rows)]
+    return [Figure(title, caption, svg), table(f"{key}-steps", title, caption, head, rows)]
 
 
 def _products(of: Compared, key: str) -> list[Part]:

@@ -71,13 +71,13 @@ data.sets.forEach((set, which) => {
   });
   const details = make("details");
   const count = set.by.task.c.length;
-  details.append(make("summary", `${set.file}, ${set.protocol}: ${count} rows`), make("p", set.source, { class: "caption" }));
+  details.append(make("summary", `${set.file}, ${set.protocol}: ${count} ${count === 1 ? "row" : "rows"}`), make("p", set.source, { class: "caption" }));
   details.addEventListener("toggle", () => {
     if (details.querySelector("table")) return;
     const shown = set.columns.filter((column) => !/ (low|high|id|schedule)$/.test(column.n));
     const table = make("table", null, { "data-name": `rows-${which}` });
     const head = table.createTHead().insertRow();
-    shown.forEach((column) => head.append(make("th", column.n, { scope: "col" })));
+    shown.forEach((column) => head.append(make("th", column.n, column.v ? { scope: "col", class: "number" } : { scope: "col" })));
     const body = table.createTBody();
     for (let at = 0; at < count; at++) {
       const row = body.insertRow();

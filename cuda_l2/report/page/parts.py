@@ -24,6 +24,11 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     kind: str = "table"
 
+    @property
+    def numbers(self) -> set[int]:
+        """Columns that hold numbers, from 0 on."""
+        return {at for row in self.rows for at, cell in enumerate(row) if cell.value is not None}
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -60,6 +65,11 @@ class Section:
     id: str
     title: str
     parts: list[Part] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds nothing but sentences."""
+        return all(isinstance(part, Text) for part in self.parts)
 
 
 def table(id: str, title: str, caption: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:

@@ -17,6 +17,8 @@ INK, LINE = "#010203", "#010204"
 SERIES = tuple(f"#0102a{number}" for number in range(4))
 HEAT = tuple(f"#0102b{number}" for number in range(9))
 """Stand for the page's variables: matplotlib takes colours, not variables."""
+LINES, MARKS = ("-", "--", ":", "-."), ("o", "s", "^", "D")
+"""Styles of lines, which tell those of one colour from each other, and marks, for who sees no colours."""
 BOUNDS = (0.8, 0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
 """Speedups between the colours of a heat map."""
 STYLE = {
@@ -248,20 +250,49 @@ def boxes(key: str, title: str, x: str, y: str, groups: Mapping[str, Sequence[fl
     return canvas.svg(key, title)
 
 
-def curves(key: str, title: str, x: str, y: str, series: Sequence[tuple[str, Sequence[float]]], start: int = 1) -> str:
-    """Lines over their positions, by name; lines of one name share a colour. start: position of the first value."""
+def curves(
+    key: str,
+    title: str,
+    x: str,
+    y: str,
+    series: Sequence[tuple[str, Sequence[float]]],
+    start: int = 1,
+    joined: bool = True,
+) -> str:
+    """Lines over their positions, by name; lines of one name share a colour.
+
+    start: position of the first value. joined: else marks, for values that do not follow from one another.
+    """
     canvas = Canvas(x, y)
     names = list(dict.fromkeys(name for name, _ in series))
-    styles = ("-", "--", ":", "-.")
     for name, values in series:
         number = names.index(name)
         first = not any(line.get_label() == name for line in canvas.axes.lines)
-        style = {"color": SERIES[number % 4], "linestyle": styles[number // 4 % 4 if len(names) > 4 else number % 4]}
+        style: dict[str, Any] = {
+            "color": SERIES[number % 4],
+            "linestyle": LINES[number // 4 % 4 if len(names) > 4 else number % 4],
+        }
+        style = style if joined else {"color": SERIES[0], "linestyle": "", "marker": ".", "markersize": 4}
         at, shown = range(start, start + len(values)), _text(name) if first else "_"
         canvas.axes.plot(at, values, linewidth=1.3, label=shown, **style)
     _whole_numbers(canvas)
     if len(names) > 1:
         canvas.legend()
+    return canvas.svg(key, title)
+
+
+def regrets(key: str, title: str, counts: Sequence[int], series: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Regrets by searcher after these numbers of measurements, as shares above 0; both axes are logarithmic."""
+    canvas = Canvas("measurements", "median regret, %", height=HEIGHT + 0.17 * len(series))
+    for number, (name, values) in enumerate(series):
+        style = {"color": SERIES[number % 4], "linestyle": LINES[number // 4 % 4], "marker": MARKS[number % 4]}
+        shares = [100 * value for value in values]
+        canvas.axes.plot(counts, shares, linewidth=1.3, markersize=3, label=_text(name), **style)
+    lowest, highest = (100 * of(value for _, values in series for value in values) for of in (min, max))
+    canvas.log("x", 2, [count for count in counts if not count & (count - 1)])
+    decades = range(int(np.floor(np.log10(lowest))), int(np.ceil(np.log10(highest))) + 1)
+    canvas.log("y", 10, [10.0**power for power in decades])
+    canvas.legend(loc="outside lower center", ncols=2)
     return canvas.svg(key, title)
 
 
@@ -274,7 +305,7 @@ def search(key: str, title: str, speedups: Sequence[float], start: int = 1) -> s
     at = range(start, start + len(speedups))
     canvas.axes.step(at, best, where="post", color=SERIES[0], linewidth=1.6, label="best so far")
     marks = [value or np.nan for value in speedups]
-    canvas.axes.scatter(at, marks, s=7, c=SERIES[1], linewidths=0, label="correct and timed")
+    canvas.axes.scatter(at, marks, s=7, c=SERIES[1], linewidths=0, label="correct and timed", zorder=3)
     canvas.axes.set_xlim(start - 0.5, start + len(speedups) - 0.5)
     canvas.axes.set_ylim(bottom=0)
     _whole_numbers(canvas)

@@ -5,13 +5,14 @@ import io
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cuda_l2.archive import Archive
 from cuda_l2.records import Task, Trial, from_json
 from cuda_l2.report import grid
-from cuda_l2.report.page import models, rows
+from cuda_l2.report.page import models, rows, searchers
 from cuda_l2.report.page.records import Found, Origin, Proof, Search, Sheet, Training, Verification
 from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
 from cuda_l2.runs.run_file import Header
@@ -20,12 +21,13 @@ from cuda_l2.system.files import imported, read_text
 from cuda_l2.system.place import Place
 
 SQLITE = b"SQLite format 3\0"
-TRAINING = "cuda-l2 train"
+BENCH, TRAINING = "cuda-l2 bench", "cuda-l2 train"
 PROVED = frozenset(("kernel", "interior", "edge", "checks", "verdict"))
 """Columns of `cuda-l2 prove`'s table."""
 KNOWN = (
     f"{CSV}, {PARQUET} or {RESULTS} of `cuda-l2 bench`, the CSV of `cuda-l2 library bench`, an archive, the JSON of"
-    " `cuda-l2 optimize --json`, verification.json, tasks.csv, or the .jsonl of `cuda-l2 train`"
+    " `cuda-l2 optimize --json`, comparison.csv of `cuda-l2 compare`, verification.json, tasks.csv, or the .jsonl of"
+    " `cuda-l2 train`"
 )
 
 Reader = Callable[[Found, Path, str], bool]
@@ -91,8 +93,11 @@ def _csv(found: Found, path: Path, name: str) -> bool:
         (models.PRODUCTS, found.products, "cuda-l2 library bench"),
     ):
         if set(columns) >= needed:
-            into.append(models.compared(name, table, _beside(path), command))
+            into.append(models.compared(*_about(path, name, command), table))
             return True
+    if set(columns) >= searchers.COLUMNS:
+        found.contests.append(searchers.contest(*_about(path, name, "cuda-l2 compare"), table))
+        return True
     if set(columns) >= PROVED:
         for number, row in enumerate(table, 1):
             shapes = f"{row['interior']} and {row['edge']}"
@@ -114,26 +119,33 @@ def _parquet(found: Found, path: Path, name: str) -> bool:
 
 
 def _table(found: Found, path: Path, name: str, table: list[dict[str, Any]]) -> None:
-    shared = _beside(path)
     first = table[0] if table else {}
-    environment = shared.get("environment") or {
+    origin, _ = _about(path, name, BENCH)
+    environment = origin.environment or {
         column.removeprefix("env_"): value for column, value in first.items() if column.startswith("env_") and value
     }
-    machine = shared.get("machine") or str(first.get("machine") or "")
-    found.cases += rows.cases(Origin(name, machine, environment, _command(shared.get("settings", {}))), table)
+    machine = origin.machine or str(first.get("machine") or "")
+    found.cases += rows.cases(replace(origin, machine=machine, environment=environment), table)
 
 
-def _beside(path: Path) -> dict[str, Any]:
-    """The machine, settings and date that the file's folder keeps of it."""
-    beside = path.parent / ENVIRONMENT
-    shared = json.loads(read_text(beside)) if beside.exists() else {}
-    return shared if isinstance(shared, dict) else {}
+def _about(path: Path, name: str, command: str) -> tuple[Origin, str]:
+    """Machine, command and date of a file, as the nearest environment.json says: of its folder, else of one above.
+
+    name: the file's path from what the user gave, above which nothing is read. Settings count in its own folder alone.
+    """
+    folders = list(path.parents)[: max(1, name.count("/"))]
+    beside = next((each for folder in folders if (each := folder / ENVIRONMENT).exists()), None)
+    read = json.loads(read_text(beside)) if beside else {}
+    shared = read if isinstance(read, dict) else {}
+    settings = (shared.get("settings") or {}) if beside and beside.parent == path.parent else {}
+    said = str(shared.get("machine", "")), shared.get("environment") or {}, _command(command, settings)
+    return Origin(name, *said), str(shared.get("date", "date unknown"))
 
 
-def _command(settings: dict[str, Any]) -> str:
-    """The command that gave a table, with the settings that it keeps."""
+def _command(command: str, settings: dict[str, Any]) -> str:
+    """A command with the settings that its file keeps."""
     said = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, False, ""))
-    return "cuda-l2 bench" + (f" ({said})" if said else "")
+    return f"{command} ({said})" if said else command
 
 
 def _lines(found: Found, path: Path, name: str) -> bool:
@@ -146,7 +158,7 @@ def _lines(found: Found, path: Path, name: str) -> bool:
     if not isinstance(first, dict):
         return False
     if str(first.get("format", "")).startswith(TRAINING):
-        _training(found, name, first, texts[1:])
+        _training(found, path, name, first, texts[1:])
         return True
     if first.get("kind") != Header.kind:
         return False
@@ -160,12 +172,12 @@ def _lines(found: Found, path: Path, name: str) -> bool:
         measured[measurement.key] = measurement
     if damaged:
         found.notes.append(f"{name}: {damaged} damaged lines are left out")
-    origin = Origin(name, header.machine, header.environment, _command(header.settings))
+    origin = Origin(name, header.machine, header.environment, _command(BENCH, header.settings))
     found.cases += rows.cases(origin, grid.rows(header, list(measured.values())))
     return True
 
 
-def _training(found: Found, name: str, head: dict[str, Any], texts: list[bytes]) -> None:
+def _training(found: Found, path: Path, name: str, head: dict[str, Any], texts: list[bytes]) -> None:
     rewards, correct = [], []
     for text in texts:
         try:
@@ -176,7 +188,9 @@ def _training(found: Found, name: str, head: dict[str, Any], texts: list[bytes])
             rewards.append(statistics.fmean(float(value or 0) for value in group["speedups"]))
             correct.append(statistics.fmean(status == "measured" for status in group["statuses"]))
     if rewards:
-        found.trainings.append(Training(name, str(head.get("stage", "")), tuple(rewards), tuple(correct)))
+        origin, date = _about(path, name, TRAINING)
+        about = f"{origin.device}; {head.get('created') or date}"
+        found.trainings.append(Training(name, str(head.get("stage", "")), about, tuple(rewards), tuple(correct)))
 
 
 def _json(found: Found, path: Path, name: str) -> bool:
@@ -206,6 +220,8 @@ def _archive(found: Found, path: Place, name: str, tasks: Sequence[Task | None] 
     """The last report of every task, machine and protocol, and how the searches went. tasks: None for all."""
     with Archive(path, reading=True) as archive:
         trials = [each for task in tasks for each in archive.numbered(task)]
+    if not trials:
+        found.notes.append(f"{name} holds no trials")
     reports: dict[tuple[str, str, str], tuple[int, Trial]] = {}
     searched: dict[tuple[str, str], list[Trial]] = {}
     for number, trial in trials:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cuda_l2.records import Gemm, Interval
+from cuda_l2.runs.comparison import Curve
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Training:
 
     file: str
     title: str
+    about: str  # device and date, as far as they are known
     rewards: tuple[float, ...]  # a group's mean speedup, 0 for each answer that is not correct
     correct: tuple[float, ...]  # share of a group's answers that were correct
 
@@ -147,6 +149,16 @@ class Compared:
     rows: tuple[dict[str, str], ...]
 
 
+@dataclass(frozen=True)
+class Contest:
+    """Searchers compared on a recorded world."""
+
+    origin: Origin
+    date: str
+    curves: tuple[Curve, ...]
+    counts: tuple[int, ...]  # numbers of measurements that the file has rows for, from 1 on
+
+
 @dataclass
 class Found:
     """All that was read."""
@@ -159,14 +171,16 @@ class Found:
     sheets: list[Sheet] = field(default_factory=list)
     models: list[Compared] = field(default_factory=list)  # of `cuda-l2 bench --model`
     products: list[Compared] = field(default_factory=list)  # of `cuda-l2 library bench`
+    contests: list[Contest] = field(default_factory=list)  # of `cuda-l2 compare`
     notes: list[str] = field(default_factory=list)  # what could not be read
 
     @property
     def origins(self) -> list[Origin]:
         """Parts of the page that hold figures, in the page's order."""
-        return [case.origin for case in self.cases] + [each.origin for each in (*self.models, *self.products)]
+        others: list[Compared | Contest] = [*self.models, *self.products, *self.contests]
+        return [case.origin for case in self.cases] + [each.origin for each in others]
 
     @property
     def empty(self) -> bool:
-        held = self.cases, self.searches, self.trainings, self.verifications, self.sheets, self.models, self.products
-        return not any(held)
+        measured = self.cases, self.searches, self.models, self.products, self.contests
+        return not any((*measured, self.trainings, self.verifications, self.sheets))

@@ -1,8 +1,9 @@
 """The sections of one study: Tables 1 to 3, Figures 1, 3 and 4, roofline and heat map."""
 
+import math
 from collections.abc import Callable, Sequence
 
-from cuda_l2.records import Gemm
+from cuda_l2.records import Gemm, Interval
 from cuda_l2.report.page import patterns, plots, published
 from cuda_l2.report.page.parts import Cell, Figure, Part, Row, Section, Text, number, percent, table
 from cuda_l2.report.page.records import Case
@@ -36,6 +37,25 @@ def of(study: Study, at: int) -> list[Section]:
     ]
 
 
+def in_short(study: Study) -> str:
+    """A study in one sentence; empty where no baseline was timed."""
+    against, pairs = headline(study.main)
+    if not pairs:
+        return ""
+    of = spread([ratio for _, ratio in pairs])
+    if of.shapes == 1:
+        ((case, ratio),) = pairs
+        return f"{case.task}, {study.device}, {case.protocol}: {_interval(ratio).text}x as fast as {against}."
+    said = (
+        f"{study.device}, {study.kind}, {study.main[0].protocol}: {of.mean - 1:+.1%} mean speedup over {against},"
+        f" {counted(of.shapes, 'shape')}"
+    )
+    if of.certain < of.shapes:
+        return f"{said}."
+    sure = f"faster at {of.certain_wins:.0%} of them, slower at {of.certain_losses:.0%}"
+    return f"{said}; {sure}, undecided at the rest (95 % intervals)."
+
+
 def source(cases: Sequence[Case]) -> str:
     """Protocol, device, dates, command and file."""
     first, dates = cases[0], sorted(case.measured_at[:10] for case in cases if case.measured_at)
@@ -56,6 +76,7 @@ def _launches(cases: Sequence[Case]) -> str:
 def _tables(study: Study, key: str) -> list[Part]:
     parts: list[Part] = []
     means: dict[str, dict[str, float]] = {}
+    alone = all(len(cases) == 1 for cases in study.modes.values())
     for mode, cases in study.modes.items():
         found = [(kind, way, ratios(cases, kind, way)) for kind, way in comparisons(cases)]
         found = [each for each in found if each[2]]
@@ -64,10 +85,11 @@ def _tables(study: Study, key: str) -> list[Part]:
             continue
         for kind, way, pairs in found:
             means.setdefault(label(kind, way), {})[mode] = spread([ratio for _, ratio in pairs]).mean
-        parts += [_table_1(study, key, mode, cases, found), _table_2(study, key, mode, cases, found)]
+        if not alone:
+            parts += [_table_1(study, key, mode, cases, found), _table_2(study, key, mode, cases, found)]
     if means:
         parts.insert(0, _figure_1(study, key, means))
-    parts.append(_table_3(study, key))
+    parts.append(_one_shape(study, key) if alone else _table_3(study, key))
     if study.others:
         parts.append(_others(study, key))
     if study.gpu:
@@ -83,6 +105,23 @@ def _tables(study: Study, key: str) -> list[Part]:
             )
         )
     return parts
+
+
+def _one_shape(study: Study, key: str) -> Part:
+    """Times of the only shape, in place of statistics over shapes."""
+    rows: list[Row] = []
+    for (case,) in study.modes.values():
+        kernels = [(f"ours, {kernel.name}", kernel.us, None) for kernel in case.kernels]
+        for name, us, ratio in (*kernels, *((rival.name, rival.us, rival.ratio) for rival in case.rivals)):
+            rows.append((name, case.protocol, _interval(us), _interval(ratio) if ratio else Cell("-"), case.where))
+    caption = " ".join(source(cases) for cases in study.modes.values())
+    head = ("kernel", "protocol", "us [95 %]", "our speedup over it [95 %]", "row")
+    return table(f"{key}-one", f"Times of {study.main[0].task}", f"{_launches(study.main)} {caption}", head, rows)
+
+
+def _interval(of: Interval) -> Cell:
+    known = math.isfinite(of.low) and math.isfinite(of.high)
+    return Cell(f"{of.estimate:.4g}" + (f" [{of.low:.4g}, {of.high:.4g}]" if known else ""), of.estimate)
 
 
 def _table_1(study: Study, key: str, mode: str, cases: list[Case], found: list[tuple[str, str, Ratios]]) -> Part:
@@ -142,8 +181,9 @@ def _figure_1(study: Study, key: str, means: dict[str, dict[str, float]]) -> Par
     beyond = f" Left out, for ours are more than {FAR}x as fast: {', '.join(left)}." if left else ""
     svg = plots.bars(f"{key}f1", title, rows, theirs if study.gpu else {})
     caption = " ".join(source(study.modes[mode]) for mode in modes)
+    means_of = "The means of Table 1." if len(study.main) > 1 else ""
     diamonds = f" Diamonds: {published.PAPER}, by its own protocol." if study.gpu else ""
-    return Figure(title, f"The means of Table 1.{beyond}{diamonds} {caption}", svg)
+    return Figure(title, f"{means_of}{beyond}{diamonds} {caption}".strip(), svg)
 
 
 def _others(study: Study, key: str) -> Part:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.families._base import all_families
-from cuda_l2.report.page import models, plots, sections
+from cuda_l2.report.page import models, plots, searchers, sections
 from cuda_l2.report.page.parts import Cell, Figure, Row, Section, Text, number, percent, table
 from cuda_l2.report.page.records import Case, Found, Search, Training, Verification
 from cuda_l2.report.page.studies import studies
@@ -35,14 +35,19 @@ SMOOTHED = 8
 
 def html(found: Found, command: str) -> str:
     """The page of all that was read. command: what the user called. UserError where a package is missing."""
-    parts = [section for at, study in enumerate(studies(found.cases)) for section in sections.of(study, at)]
-    parts += [
+    compared = studies(found.cases)
+    parts = [
+        *(section for at, study in enumerate(compared) for section in sections.of(study, at)),
         models.section(found.models, found.products),
         _searches(found),
+        searchers.section(found.contests),
         _verification(found.verifications),
         _training(found.trainings),
         *_others(found),
     ]
+    missing = [part for section in parts if section.empty for part in section.parts]
+    parts = [section for section in parts if not section.empty]
+    parts += [Section("missing", "Not among these results", missing)] if missing else []
     script = (HERE / "page.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text: str = template("page.html").render(
@@ -53,10 +58,16 @@ def html(found: Found, command: str) -> str:
         data=_in_script(_data(found)),
         command=command,
         version=__version__,
+        short=[said for study in compared if (said := sections.in_short(study))],
         notes=found.notes,
         devices=list(dict.fromkeys(origin.device for origin in found.origins)),
         bounds=_legend(),
-        rows=counted(len(found.cases) + sum(len(each.rows) for each in (*found.models, *found.products)), "row"),
+        rows=counted(
+            len(found.cases)
+            + sum(len(each.rows) for each in (*found.models, *found.products))
+            + sum(len(each.curves) * len(each.counts) for each in found.contests),
+            "row",
+        ),
     )
     return text
 
@@ -154,7 +165,7 @@ def _searches(found: Found) -> Section:
     rows: list[Row] = [
         (search.task, search.origin.device, len(search.rewards), sum(1 for reward in search.rewards if reward),
          number(max((reward or 0.0 for reward in search.rewards), default=0.0)),
-         ", ".join(f"{count} {reason}" for reason, count in search.rejected.items()) or "none",
+         sum(search.rejected.values()),
          ", ".join(search.proposers), search.origin.file)
         for search in found.searches
     ]  # fmt: skip
@@ -170,6 +181,14 @@ def _searches(found: Found) -> Section:
     )
     caption = "Times by which a search chooses; reports of winners come from other runs."
     section.parts.append(table("searches-table", "Searches", caption, head, rows))
+    rejected: list[Row] = [
+        (reason, count, search.task, search.origin.device, search.origin.file)
+        for search in found.searches
+        for reason, count in search.rejected.items()
+    ]
+    if rejected:
+        columns = ("reason", "candidates", "task", "device", "file")
+        section.parts.append(table("rejected-table", "Rejected by reason", "The same searches.", columns, rejected))
     return section
 
 
@@ -193,9 +212,9 @@ def _verification(found: Sequence[Verification]) -> Section:
             if each.figures.get(f"{kind}_by_check")
         }
         device = each.environment.get("gpu") or each.environment.get("cpu") or "unknown machine"
+        date = each.environment.get("date", "date unknown")
         caption = (
-            f"Verification of the verifier; {device}; tests/verify_the_verifier.py; figures of {each.file}, which names"
-            " no date."
+            f"Verification of the verifier; {device}; {date}; tests/verify_the_verifier.py; figures of {each.file}."
         )
         if by_check:
             title = "Cheats and mutants, by the check that rejected them"
@@ -227,10 +246,12 @@ def _training(found: Sequence[Training]) -> Section:
             lines = [(Path(run.file).stem, _smoothed(getattr(run, what))) for run in runs]
             title = f"{folder}: {name}"
             svg = plots.curves(f"train{at}{what}", title, f"{SMOOTHED} groups", name, lines)
-            stages = ", ".join(dict.fromkeys(run.title for run in runs))
+            stages, about = (
+                ", ".join(dict.fromkeys(getattr(run, each) for run in runs)) for each in ("title", "about")
+            )
             caption = (
-                f"Means of {SMOOTHED} groups of sampled kernels, a line a run. cuda-l2 train, stage {stages}; protocol"
-                f" search; groups of {', '.join(run.file for run in runs)}; the files name neither device nor date."
+                f"Means of {SMOOTHED} groups of sampled kernels, a line a run. Protocol search; {about}; cuda-l2 train,"
+                f" stage {stages}; groups of {', '.join(run.file for run in runs)}."
             )
             section.parts.append(Figure(title, caption, svg))
     return section
@@ -267,7 +288,7 @@ def _others(found: Found) -> list[Section]:
     failed: list[Row] = [(case.task, case.protocol, case.status, case.reason, case.where) for case in missing]
     columns = ("task", "protocol", "status", "reason", "row")
     without = table("without", "Rows without figures", "As their files say.", columns, failed)
-    return [section, Section("missing", "What is not shown", [without])]
+    return [section, Section("failed", "Rows without figures", [without])]
 
 
 def _read(text: str) -> Cell:

@@ -82,8 +82,8 @@ class Searched:
     best: float = 0.0
     winner: str = ""  # id of the best candidate
     beaten: str = ""  # id of the best one before it
-    newest: deque[tuple[int, float, float | None, str]] = field(default_factory=lambda: deque(maxlen=LAST))
-    """Number, speedup, reward and what became of it."""
+    newest: deque[tuple[int, float, float | None, str, str]] = field(default_factory=lambda: deque(maxlen=LAST))
+    """Number, speedup, reward, what became of it, and why it was rejected."""
     at: deque[float] = field(default_factory=lambda: deque(maxlen=1000))  # seconds since the epoch
     reports: dict[str, float] = field(default_factory=dict)  # speedups by protocol
 
@@ -155,9 +155,12 @@ class Archived(Followed):
         found.rewards.append(row.speedup)
         with contextlib.suppress(ValueError):
             found.at.append(datetime.datetime.fromisoformat(row.created).timestamp())
-        check = (json.loads(row.record)["verdict"] or {}).get("check") if row.record else ""
+        record = json.loads(row.record) if row.record else {}
+        stages = [record.get(stage) or {} for stage in ("build", "verdict", "timing")]
+        check = stages[1].get("check")
         what = f"{row.status} in the check '{check}'" if check else row.status
-        found.newest.append((row.number, row.speedup, row.reward, what))
+        why = next((stage["reason"] for stage in reversed(stages) if stage.get("reason")), "")
+        found.newest.append((row.number, row.speedup, row.reward, what, why))
         if not row.speedup:
             found.rejected[what] += 1
         elif row.speedup > found.best:

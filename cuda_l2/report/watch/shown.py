@@ -20,6 +20,8 @@ SHOWN = 8
 CURVE = 1000
 """Newest candidates, groups or steps in a figure."""
 DIFF_LINES = 400
+WHY_CHARACTERS = 160
+"""A compiler's message has pages."""
 SMOOTHED = 8
 
 Draw = Callable[[str, object, Callable[[], str]], str]
@@ -74,14 +76,16 @@ def _gpus(samples: Sequence[GpuSample]) -> list[Part]:
 def _searches(archive: Archived, now: float, draw: Draw) -> list[Section]:
     newest = list(reversed(archive.searches.values()))
     rows: list[Row] = [
-        (each.task, len(each.rewards), len(each.rewards) - each.rejected.total(), number(each.a_second(now), 2),
-         number(each.best or None), ", ".join(f"{n} {why}" for why, n in each.rejected.most_common()) or "none",
+        (each.task, number(each.best or None), len(each.rewards), len(each.rewards) - each.rejected.total(),
+         each.rejected.total(), number(each.a_second(now), 2),
          ", ".join(f"{name} {value:.3f}" for name, value in each.reports.items()) or "-", _device(each.machine))
         for each in newest[:SHOWN]
     ]  # fmt: skip
-    head = ("task", "tried", "correct", "a second", "best speedup", "rejected", "reported", "machine")
+    head = ("task", "best speedup", "tried", "correct", "rejected", "tried a second", "reported", "machine")
     more = f" {len(newest) - SHOWN} earlier tasks are not shown." if len(newest) > SHOWN else ""
-    caption = f"Trials of {archive.path.name}, all searches of a task together; a second: in the last minute.{more}"
+    caption = (
+        f"Trials of {archive.path.name}, all searches of a task together; tried a second: in the last minute.{more}"
+    )
     if not newest:
         nothing: list[Part] = [Text(f"{archive.path.name} holds no trials yet.")]
         return [] if archive.note else [Section("searches", "Searches", nothing)]
@@ -108,11 +112,21 @@ def _current(search: Searched, draw: Draw) -> list[Part]:
     )
     parts: list[Part] = [Figure(title, "Over the strongest baseline, as the search timed it.", svg)] if svg else []
     rows: list[Row] = [
-        (str(at), number(speedup or None), number(reward, 4), what)
-        for at, speedup, reward, what in reversed(search.newest)
+        (str(at), number(speedup or None), f"{what}: {_brief(why)}" if why else what, number(reward, 4))
+        for at, speedup, reward, what, why in reversed(search.newest)
     ]
-    head = ("trial", "speedup", "reward", "what became of it")
+    head = ("trial", "speedup", "what became of it", "reward")
+    if search.rejected:
+        reasons: list[Row] = [(why, count) for why, count in search.rejected.most_common()]
+        caption = "All searches of the task together."
+        parts.append(table("rejected", "Rejected candidates by reason", caption, ("reason", "candidates"), reasons))
     return [*parts, table("newest", "Newest candidates", "Trials by their number in the archive.", head, rows)]
+
+
+def _brief(text: str) -> str:
+    """A reason in one line, cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= WHY_CHARACTERS else f"{line[:WHY_CHARACTERS]}..."
 
 
 def _winner(search: Searched, sources: Sequence[str]) -> list[Part]:
@@ -153,8 +167,9 @@ def _table(results: Tabled, draw: Draw) -> Section:
     parts.append(table("protocols", "So far", "Over the strongest baseline of each row.", head, by_protocol))
     speedups = [row.speedup or 0.0 for row in rows][-CURVE:]
     title, lines = "Speedups in the order measured", [("speedup, 0 without figures", speedups)]
+    first = len(rows) - len(speedups) + 1
     svg = speedups and draw(
-        "table", len(rows), lambda: plots.curves("table", title, "row", "speedup", lines, len(rows) - len(speedups) + 1)
+        "table", len(rows), lambda: plots.curves("table", title, "row", "speedup", lines, first, joined=False)
     )
     parts += [Figure(title, f"Rows of {results.path.name}.", svg)] if svg else []
     newest: list[Row] = [

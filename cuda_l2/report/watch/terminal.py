@@ -1,13 +1,14 @@
 """The sections in a terminal, anew every second; elsewhere once."""
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.table import Table as Grid
-from rich.text import Text as Words
+from rich.text import Text as Styled
 
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.report.page.parts import Code, Part, Section, Table, Text
 from cuda_l2.report.watch.watcher import EVERY_S, Watcher
+from cuda_l2.system.text import plain
 
 
 def follow(watcher: Watcher, console: Console | None = None, clock: Clock = CLOCK) -> None:
@@ -26,25 +27,30 @@ def rendered(sections: list[Section]) -> Group:
     """Sections for a console."""
     parts: list[RenderableType] = []
     for section in sections:
-        parts.append(Words(section.title, style="bold underline"))
+        parts.append(_words(section.title, style="bold underline"))
         parts += [shown for part in section.parts if (shown := _part(part)) is not None]
         parts.append("")
     return Group(*parts)
 
 
+def _words(text: str, style: str = "") -> Styled:
+    """A text of others: neither rich nor the terminal obeys anything in it."""
+    return Styled(plain(text), style=style)
+
+
 def _part(part: Part) -> RenderableType | None:
-    """A part; None for figures. Nothing of it is read as rich's markup."""
+    """A part; None for figures."""
     if isinstance(part, Text):
-        return Words(part.text)
+        return _words(part.text)
     if isinstance(part, Table):
-        grid = Grid(title=Words(part.title), caption=Words(part.caption), box=None, pad_edge=False)
+        grid = Grid(title=_words(part.title), caption=_words(part.caption), box=None, pad_edge=False)
         grid.title_justify = grid.caption_justify = "left"
         for at, name in enumerate(part.columns):
-            numbers = any(row[at].value is not None for row in part.rows)
-            grid.add_column(Words(name), justify="right" if numbers else "left", overflow="fold")
+            justify: JustifyMethod = "right" if at in part.numbers else "left"
+            grid.add_column(_words(name), justify=justify, overflow="fold")
         for row in part.rows:
-            grid.add_row(*(Words(cell.text) for cell in row))
+            grid.add_row(*(_words(cell.text) for cell in row))
         return grid
     if isinstance(part, Code):
-        return Group(Words(part.title, style="bold"), Words(part.text))
+        return Group(_words(part.title, style="bold"), _words(part.text))
     return None
