@@ -1,5 +1,6 @@
 """measure/quiet.py: rounds that other work disturbed do not count, and where none was quiet there is no ratio."""
 
+import contextlib
 import math
 import os
 import re
@@ -18,7 +19,7 @@ from test_search import Listed
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure import cpu_rounds, quiet
-from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.measure.protocols import SEARCH, SERVER
 from cuda_l2.measure.quiet import CANARIES, Busy, Quiet
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
 from cuda_l2.optimizer import Result
@@ -163,6 +164,24 @@ def test_only_waits_while_a_sample_runs_count_those_of_the_judge_too(
     rounds = cpu_rounds._CpuRounds(operands, {"library": arm}, {}, terms, 60.0)
     assert scripted_times.REAL["sample"](rounds, "library", 2) == 0.002
     assert says in rounds.disturbed() and bool(says) == bool(rounds.disturbed())
+
+
+@pytest.mark.parametrize("protocol", [SEARCH, SERVER])
+def test_caches_of_every_core_are_pushed_out_where_the_protocol_says_so(protocol, machine, monkeypatch) -> None:
+    wrote: dict[int, bool] = {}
+
+    @contextlib.contextmanager
+    def on_core(core: int) -> Iterator[None]:
+        before = int(rounds.evicted.sum())
+        yield
+        wrote[core] = int(rounds.evicted.sum()) > before
+
+    monkeypatch.setattr(cpu_rounds, "_on_core", on_core)
+    terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
+    rounds = cpu_rounds._CpuRounds(SimpleNamespace(slots=4), {"library": Spinning(0.0)}, {}, terms, 60.0)
+    rounds._evict()
+    assert wrote == dict.fromkeys(os.sched_getaffinity(0) if protocol.evict else (), True)
+    assert rounds.evicted.all()
 
 
 class Disturbed(Rounds):
