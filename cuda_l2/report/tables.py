@@ -107,6 +107,8 @@ def print_result(result: Result) -> None:
             for status, count in sorted(search.reviews.items())
         ]
         console.print("; ".join([*reviewed, *filter(None, [search.checker])]))
+    for name, why in timings[0].conditions.left_out.items():
+        console.print(f"{name} is left out: {why}")
     for timing in timings:
         if timing.conditions.drifted:
             console.print(f"{timing.protocol}, after repetitions too: {timing.conditions.drifted}")
