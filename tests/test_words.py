@@ -79,6 +79,17 @@ def test_progress_uses_no_internal_words(trial: Trial) -> None:
     assert not [word for word in INTERNAL if re.search(rf"\b{word}\b", said)]
 
 
+def test_a_reason_in_the_progress_is_whole_or_says_that_it_was_cut(trial: Trial) -> None:
+    progress = progress_of(trial)
+    whole = (
+        "other work kept the cores busy (threads waited 70% of a sample's time for a core), so no ratio would be true"
+    )
+    for reason in (whole, "word " * 100):
+        progress.last = replace(trial, timing=Timing(TimingStatus.BUSY, trial.protocol, reason=reason))
+        line = describe(progress).splitlines()[-1]
+        assert line.endswith("would be true" if reason == whole else "word ...") and len(line) < 250
+
+
 def test_check_says_which_bound_on_the_error_counts(trial: Trial, capsys: Any) -> None:
     print_trial(
         replace(trial, verdict=replace(trial.verdict, max_error=0.03, max_allowed=0.06, baseline_deviation=0.0))
