@@ -91,7 +91,11 @@ def test_waiting_ends_with_quiet_or_with_patience(machine: Any) -> None:
     with pytest.raises(Busy, match="a reason"):
         Quiet(ticking(), 1.0).wait("a reason")
     machine.others = 0.1
-    Quiet(ticking(), 1.0).wait("a reason")
+    clock = ticking()
+    watch = Quiet(clock, 1.0)
+    before = clock.now()
+    watch.wait("a reason")
+    assert 0.0 < watch.waited_s <= clock.now() - before
     with pytest.raises(Busy):
         Quiet(ticking(), 0.0).wait("no patience at all")
 
@@ -260,6 +264,23 @@ def test_a_correct_kernel_that_could_not_be_timed_has_no_reward_and_is_tried_aga
         assert first.best is None and first.untimed is untimed and not first.rejected and not archive.trials()
         second = search(evaluator, Listed([honest_source()]), archive, Scope(budget_s=3600, max_trials=1))
     assert second.best.status == "measured" and second.known == 0 and len(archive.trials()) == 1
+
+
+def test_what_a_candidate_waited_is_not_expected_of_the_next(rig, archive, monkeypatch) -> None:
+    """The first timing waits for most of the budget, and those after it for nothing: more of them fit."""
+    waits, clock = [80.0], ticking()
+
+    class Watch(scripted_times.AlwaysQuiet):
+        def __init__(self, *_: Any) -> None:
+            self.waited_s = waits.pop() if waits else 0.0
+            clock.sleep(self.waited_s)
+
+    monkeypatch.setattr(cpu_rounds, "Quiet", Watch)
+    with Evaluator(GEMM, rig, clock=clock) as evaluator:
+        proposer = Listed([honest_source() + "\n" * number for number in range(3)])
+        progress = search(evaluator, proposer, archive, Scope(budget_s=100.0))
+    assert progress.proposed == progress.correct == 3 and progress.waited_s == 80.0
+    assert [trial.timing.conditions.waited_s for trial in progress.trials] == [80.0, None, None]
 
 
 def test_a_search_that_had_no_quiet_says_so(rig, archive, busy_for, capsys) -> None:

@@ -74,10 +74,15 @@ def measure_cpu(
         return dict.fromkeys(names, failed(error, terms.protocol, start, terms.clock))
     except Busy as busy:
         reason = f"other work kept the cores busy ({busy}), so that no ratio would be true"
-        seconds = terms.clock.now() - start
-        return dict.fromkeys(names, Timing(TimingStatus.BUSY, terms.protocol.name, reason=reason, seconds=seconds))
+        seconds, conditions = terms.clock.now() - start, Conditions(waited_s=run.quiet.waited_s)
+        timing = Timing(TimingStatus.BUSY, terms.protocol.name, reason=reason, seconds=seconds, conditions=conditions)
+        return dict.fromkeys(names, timing)
     evicted = run.evicted.nbytes if terms.protocol.evict else None
-    conditions = Conditions(evicted_bytes=evicted, other_work=others.found() if others else None)
+    conditions = Conditions(
+        evicted_bytes=evicted,
+        other_work=others.found() if others else None,
+        waited_s=run.quiet.waited_s or None,
+    )
     seconds = terms.clock.now() - start
     found = {name: run.timing(empty_call_us, seconds, name if kernels else "") for name in names}
     return {name: replace(timing, conditions=conditions) for name, timing in found.items()}
