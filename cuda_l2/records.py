@@ -196,6 +196,7 @@ class Conditions:
     host_call_to_done_us: dict[str, float] = field(default_factory=dict)  # by arm, of a single launch
     evicted_bytes: int | None = None  # written before every launch, so that caches hold nothing of it
     other_work: BusyCores | None = None
+    waited_s: float | None = None  # for other programs to leave the cores alone
     left_out: dict[str, str] = field(default_factory=dict)  # baselines that cannot be timed, with reasons
     torch_threads: str = ""  # what they do between parallel regions: spin or sleep
     clocks: str = ""  # which clock times what, where arms differ

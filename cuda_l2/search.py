@@ -38,6 +38,7 @@ class Progress:
     seconds: float = 0.0  # wall time without queued_s
     queued_s: float = 0.0  # waiting for the machine's lock
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    waited_s: float = 0.0  # of these, while other programs had the cores
     interrupted: bool = False
     summary: str = ""  # the proposer's own
     trials: list[Trial] = field(default_factory=list)
@@ -59,6 +60,8 @@ class Progress:
         self.repeated += repeated
         self.last = trial
         self.trials.append(trial)
+        if trial.timing and not (known or repeated):
+            self.waited_s += trial.timing.conditions.waited_s or 0.0
         if trial.review and not known:
             self.reviews[trial.review.status] += 1
         if trial.build.status is BuildStatus.BUILT:
@@ -197,9 +200,9 @@ class _Run:
 
 
 def _usual_s(progress: Progress) -> float:
-    """Mean time that a candidate took of the stages so far; 0 where none was judged."""
+    """Mean time that a candidate took of the stages so far, while the cores were ours; 0 where none was judged."""
     judged = progress.proposed - progress.known - progress.repeated
-    return sum(progress.stage_seconds.values()) / judged if judged else 0.0
+    return max(0.0, sum(progress.stage_seconds.values()) - progress.waited_s) / judged if judged else 0.0
 
 
 def _groups(

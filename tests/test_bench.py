@@ -17,6 +17,7 @@ from command_line import run
 from waiting import CLI, interrupt_when, kill_when
 
 from cuda_l2 import optimizer
+from cuda_l2.measure.baselines import torch_cpu
 from cuda_l2.measure.baselines._base import named, product_baselines
 from cuda_l2.measure.protocols import OFFLINE
 from cuda_l2.measure.rounds import CANDIDATE
@@ -594,6 +595,27 @@ def test_without_a_grid_the_table_of_searched_shapes_is_made(tmp_path) -> None:
 def test_a_word_is_no_shape(typed, tmp_path) -> None:
     status, _, error = typed("bench", "paper", "--out", str(tmp_path))
     assert status == 2 and "'paper'" in error and "--grid" not in error
+
+
+@pytest.mark.parametrize(
+    ("extensions", "most", "wanted", "timed"),
+    [
+        (("avx2",), 1, (), False),
+        (("avx2",), 1, ("torch fp16",), True),  # asked for by its name
+        (("avx2",), 1 << 32, (), True),
+        (("avx2", "avx512_fp16"), 1, (), True),
+    ],
+)
+def test_a_baseline_that_takes_minutes_is_left_out_and_said_so(
+    extensions, most, wanted, timed, rig, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch_cpu, "MOST_SLOW_FLOPS", most)
+    monkeypatch.setattr(rig, "target", replace(rig.target, extensions=extensions))
+    monkeypatch.setattr(rig, "request", replace(rig.request, baselines=tuple(map(named, wanted))))
+    with rig.open(Gemm(40, 30, 50), seed=1) as opened:
+        timing = opened.time_baselines(rig.protocols["offline"])
+    assert ("torch fp16" in {arm.name for arm in (timing.candidate, *timing.baselines)}) is timed
+    assert ("torch fp16" in timing.conditions.left_out) is not timed
 
 
 def test_baselines_are_timed_alone_against_the_usual_strongest(rig) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from cuda_l2.commands import doctor
 from cuda_l2.machine.cpu import ceilings, target
 from cuda_l2.machine.cpu.ceilings import TRIES, Ceilings, kept, place
 
@@ -46,6 +47,15 @@ def test_measuring_again_beside_other_work_lowers_nothing(measured: list[Ceiling
     ceilings.again(2, "here")
     assert kept(2, "here", "") == Ceilings(205, 30, False)
     ceilings.again(3, "here")
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_doctor_says_that_other_work_ran_meanwhile(quiet: bool, monkeypatch: pytest.MonkeyPatch, own_cache) -> None:
+    monkeypatch.setattr(ceilings, "again", lambda *machine: None)
+    here = target.detect()
+    ceilings._write(place(here.cores, here.machine), Ceilings(100, 20, quiet))
+    (said,) = [str(each) for each in doctor._cpu() if "measured peak" in str(each)]
+    assert ("other work ran meanwhile: they may be higher" in said) is not quiet
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"gflops": 0, "gbytes_per_s": 1, "quiet": true}', "[1]"])

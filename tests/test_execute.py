@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import os
 import platform
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from cuda_l2.machine.cpu import worker
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Fault, Worker, writable
 from cuda_l2.machine.fills import POISON
+from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.system import lock, paths, process_tree
 from cuda_l2.system.native import compiled
@@ -309,6 +311,62 @@ int main(void) {
     program = tmp_path / "rounds"
     subprocess.run([*paths.compiler_command(), "-O2", "-pthread", str(source), "-o", str(program)], check=True)
     assert subprocess.run([program], capture_output=True, text=True).stdout == "0 0\n"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core there is no other")
+@pytest.mark.parametrize(("pinned", "on_the_callers"), [(0, "none"), (1, "one")])
+def test_helpers_keep_off_the_core_of_their_caller_wherever_it_goes(tmp_path, pinned, on_the_callers) -> None:
+    """Unless each thread has a core of its own, as in a candidate's process."""
+    source = tmp_path / "cores.c"
+    source.write_text(
+        """
+#define _GNU_SOURCE
+#include <sched.h>
+static int caller;
+static int scripted(void) { return caller; }
+#define sched_getcpu scripted
+"""
+        + f'#include "{POOL}"\n'
+        + r"""
+#include <stdio.h>
+#include <stdlib.h>
+static _Atomic int helper;
+static void task(void *context, int64_t index) {
+    if (syscall(SYS_gettid) != getpid()) helper = (int)syscall(SYS_gettid);
+    while (!helper) RELAX(); /* so that the helper takes one of two tasks */
+}
+int main(int count, char **values) {
+    cpu_set_t allowed, own;
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    if (pool_start(2, atoi(values[1]))) return 2;
+    for (caller = 0; caller < CPU_SETSIZE; ++caller) {
+        if (!CPU_ISSET(caller, &allowed)) continue;
+        pool_parallel_for(2, task, 0);
+        sched_getaffinity(helper, sizeof own, &own);
+        printf("%d %d\n", CPU_ISSET(caller, &own) != 0, CPU_COUNT(&own));
+    }
+    return 0;
+}
+"""
+    )
+    program, cores = tmp_path / "cores", len(os.sched_getaffinity(0))
+    subprocess.run([*paths.compiler_command(), "-O2", "-pthread", str(source), "-o", str(program)], check=True)
+    printed = subprocess.run([program, str(pinned)], capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [tuple(map(int, line.split())) for line in printed]
+    if on_the_callers == "none":
+        assert found == [(0, cores - 1)] * cores
+    else:
+        assert sum(shared for shared, _ in found) == 1 and {count for _, count in found} == {1}
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the runner knows two architectures")
+def test_an_arm_that_is_woken_leaves_the_core_to_the_thread_that_woke_it(tmp_path, arena) -> None:
+    """Else the thread that reads the clock would wait for a core through every sample that is shorter than a slice."""
+    artifact = library(tmp_path, "")
+    with opened(arena, artifact, CpuContract("gemm", 2, "0")) as worker, TorchBaselines(1) as baselines:
+        baselines.attach(arena)
+        for pid in (worker._pid, baselines._process.pid):
+            assert os.sched_getscheduler(pid) == os.SCHED_BATCH
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the runner knows two architectures")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from cuda_l2.kernelbench.checkout import foreign, read
 from cuda_l2.kernelbench.examined import Effort
 from cuda_l2.kernelbench.files import Entry
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.measure.baselines.torch_eager import EAGER
 from cuda_l2.records import Candidate
 from cuda_l2.runs.task_bench import read_tasks
-from cuda_l2.system import sandbox
+from cuda_l2.system import process_tree, sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import describe
 from cuda_l2.tasks.kinds import operation_kind
@@ -137,13 +139,15 @@ def judged(evaluator, text: str):
 
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.corpus(1)
-def test_a_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name, evaluators) -> None:
+def test_a_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name, evaluators, rig) -> None:
     trial = judged(evaluators[name], RIGHT[name])
     assert trial.status == "measured", trial.reason
     assert trial.verdict.passed == CPU_CHECKS
     assert [name for name, _ in trial.timing.speedups] == ["torch eager"], "no compiler takes a search's time"
     assert trial.timing.conditions.torch_threads in ("spin", "sleep") and trial.reward == trial.reward
     assert trial.task.revision and str(tasks.identity(str(trial.task))) == str(trial.task)
+    found = process_tree.processes(rig.baselines_of(trial.task).arm(EAGER)._module.pid)
+    assert {os.sched_getscheduler(pid) for pid in found} == {os.SCHED_BATCH}, "who wakes one keeps its core"
 
 
 @pytest.mark.parametrize("what", WRONG)

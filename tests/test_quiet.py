@@ -1,5 +1,6 @@
 """measure/quiet.py: rounds that other work disturbed do not count, and where none was quiet there is no ratio."""
 
+import contextlib
 import math
 import os
 import re
@@ -18,7 +19,7 @@ from test_search import Listed
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure import cpu_rounds, quiet
-from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.measure.protocols import SEARCH, SERVER
 from cuda_l2.measure.quiet import CANARIES, Busy, Quiet
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
 from cuda_l2.optimizer import Result
@@ -90,7 +91,11 @@ def test_waiting_ends_with_quiet_or_with_patience(machine: Any) -> None:
     with pytest.raises(Busy, match="a reason"):
         Quiet(ticking(), 1.0).wait("a reason")
     machine.others = 0.1
-    Quiet(ticking(), 1.0).wait("a reason")
+    clock = ticking()
+    watch = Quiet(clock, 1.0)
+    before = clock.now()
+    watch.wait("a reason")
+    assert 0.0 < watch.waited_s <= clock.now() - before
     with pytest.raises(Busy):
         Quiet(ticking(), 0.0).wait("no patience at all")
 
@@ -163,6 +168,24 @@ def test_only_waits_while_a_sample_runs_count_those_of_the_judge_too(
     rounds = cpu_rounds._CpuRounds(operands, {"library": arm}, {}, terms, 60.0)
     assert scripted_times.REAL["sample"](rounds, "library", 2) == 0.002
     assert says in rounds.disturbed() and bool(says) == bool(rounds.disturbed())
+
+
+@pytest.mark.parametrize("protocol", [SEARCH, SERVER])
+def test_caches_of_every_core_are_pushed_out_where_the_protocol_says_so(protocol, machine, monkeypatch) -> None:
+    wrote: dict[int, bool] = {}
+
+    @contextlib.contextmanager
+    def on_core(core: int) -> Iterator[None]:
+        before = int(rounds.evicted.sum())
+        yield
+        wrote[core] = int(rounds.evicted.sum()) > before
+
+    monkeypatch.setattr(cpu_rounds, "_on_core", on_core)
+    terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
+    rounds = cpu_rounds._CpuRounds(SimpleNamespace(slots=4), {"library": Spinning(0.0)}, {}, terms, 60.0)
+    rounds._evict()
+    assert wrote == dict.fromkeys(os.sched_getaffinity(0) if protocol.evict else (), True)
+    assert rounds.evicted.all()
 
 
 class Disturbed(Rounds):
@@ -243,6 +266,23 @@ def test_a_correct_kernel_that_could_not_be_timed_has_no_reward_and_is_tried_aga
     assert second.best.status == "measured" and second.known == 0 and len(archive.trials()) == 1
 
 
+def test_what_a_candidate_waited_is_not_expected_of_the_next(rig, archive, monkeypatch) -> None:
+    """The first timing waits for most of the budget, and those after it for nothing: more of them fit."""
+    waits, clock = [80.0], ticking()
+
+    class Watch(scripted_times.AlwaysQuiet):
+        def __init__(self, *_: Any) -> None:
+            self.waited_s = waits.pop() if waits else 0.0
+            clock.sleep(self.waited_s)
+
+    monkeypatch.setattr(cpu_rounds, "Quiet", Watch)
+    with Evaluator(GEMM, rig, clock=clock) as evaluator:
+        proposer = Listed([honest_source() + "\n" * number for number in range(3)])
+        progress = search(evaluator, proposer, archive, Scope(budget_s=100.0))
+    assert progress.proposed == progress.correct == 3 and progress.waited_s == 80.0
+    assert [trial.timing.conditions.waited_s for trial in progress.trials] == [80.0, None, None]
+
+
 def test_a_search_that_had_no_quiet_says_so(rig, archive, busy_for, capsys) -> None:
     busy_for(1000)
     with Evaluator(GEMM, rig) as evaluator:
@@ -268,3 +308,13 @@ def test_a_figure_above_the_peak_is_told_as_an_error(rig, capsys) -> None:
     print_result(Result(GEMM, rig.target, Progress(best=found), {"offline": found}, None))
     said = " ".join(capsys.readouterr().out.split())
     assert "measured as this machine's peak: one of the two is wrong" in said and "% of the measured peak" not in said
+
+
+@pytest.mark.parametrize("doubt", ["", "other work ran meanwhile"])
+def test_a_peak_that_was_measured_beside_other_work_is_no_bound(doubt, rig, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(type(rig.target), "ceilings_doubt", lambda target: doubt)
+    found = trial(honest_source(), machine=rig.target.machine, task=GEMM, timing=timing(10.0, {"torch fp16": 20.0}))
+    print_result(Result(GEMM, rig.target, Progress(best=found), {"offline": found}, None))
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("% of the measured peak" in said) is ("no kernel takes less than" in said) is (not doubt)
+    assert ("other work ran while this machine's peak was measured" in said) is bool(doubt)

@@ -10,7 +10,7 @@ from conftest import honest_source
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.baselines._base import all_baselines
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Arm, Candidate, Gemm, Interval, Timing, TimingStatus, Trial
+from cuda_l2.records import Arm, Candidate, Conditions, Gemm, Interval, Timing, TimingStatus, Trial
 from cuda_l2.report.bench import markdown, print_shapes
 from cuda_l2.report.live import describe
 from cuda_l2.report.tables import print_known, print_result, print_trial
@@ -54,6 +54,8 @@ def progress_of(trial: Trial) -> Progress:
 
 
 def test_a_result_fits_80_columns_and_uses_no_internal_words(trial: Trial, rig: Any, capsys: Any) -> None:
+    left_out = Conditions(left_out={"torch fp16": "one launch takes many seconds"})
+    trial = replace(trial, timing=replace(trial.timing, conditions=left_out))
     server = replace(trial, protocol="server", timing=replace(trial.timing, protocol="server"))
     print_result(Result(GEMM, rig.target, progress_of(trial), {"offline": trial, "server": server}, None))
     said = capsys.readouterr().out
@@ -67,6 +69,7 @@ def test_a_result_fits_80_columns_and_uses_no_internal_words(trial: Trial, rig: 
     assert "the time was up before 3 more kernels could be tried" in said
     assert "4 s more went by waiting for another cuda-l2" in said
     assert "1 suspicious speedup measured again and corrected" in said
+    assert said.count("torch fp16 is left out: one launch takes many seconds") == 1
     assert not [word for word in INTERNAL if re.search(rf"\b{word}\b", said)]
 
 
@@ -74,6 +77,17 @@ def test_progress_uses_no_internal_words(trial: Trial) -> None:
     said = describe(progress_of(trial))
     assert "best so far 12.35x as fast as the strongest library" in said
     assert not [word for word in INTERNAL if re.search(rf"\b{word}\b", said)]
+
+
+def test_a_reason_in_the_progress_is_whole_or_says_that_it_was_cut(trial: Trial) -> None:
+    progress = progress_of(trial)
+    whole = (
+        "other work kept the cores busy (threads waited 70% of a sample's time for a core), so no ratio would be true"
+    )
+    for reason in (whole, "word " * 100):
+        progress.last = replace(trial, timing=Timing(TimingStatus.BUSY, trial.protocol, reason=reason))
+        line = describe(progress).splitlines()[-1]
+        assert line.endswith("would be true" if reason == whole else "word ...") and len(line) < 250
 
 
 def test_check_says_which_bound_on_the_error_counts(trial: Trial, capsys: Any) -> None:

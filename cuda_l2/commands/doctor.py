@@ -63,14 +63,15 @@ def _cpu() -> Iterator[Finding]:
     try:
         target = cpu.detect()
         ceilings.again(target.cores, target.machine)
-        gflops, gbytes = target.ceilings()
+        (gflops, gbytes), doubt = target.ceilings(), target.ceilings_doubt()
     except UserError as error:
         yield Finding(False, "CPU", str(error), needed=True)
         return
     cores = counted(target.cores, "core")
     yield Finding(True, "CPU", f"{target.model}, {cores}, {target.vector_bits}-bit vectors")
     yield from _quota(target.cores)
-    yield Finding(True, "measured peak", f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory")
+    reached = f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory"
+    yield Finding(True, "measured peak", "; ".join(filter(None, [reached, doubt])))
 
 
 def _quota(threads: int) -> Iterator[Finding]:

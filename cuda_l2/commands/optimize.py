@@ -182,7 +182,7 @@ def _write_page(page: Path, archive: Place, searched: list[Task]) -> None:
     try:
         found = of_tasks(archive, searched)
         if found.empty:
-            raise UserError("the archive holds no trials of what was searched")
+            raise UserError("nothing of what was searched has been timed")
         text = html(found, shlex.join([*COMMAND, *map(str, searched), "--page", page.name]))
         _require_replaceable(page)
         write_text(page, text, "choose another file with --page")

@@ -20,6 +20,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.baselines._base import TorchBaseline
 from cuda_l2.records import Task
+from cuda_l2.system import process_tree
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
 
@@ -124,6 +125,7 @@ class ModelArm:
             if new:
                 self._module.load()
                 self._module.make(0, case.initial)
+                process_tree.give_way(self._module.pid)
             self._prepare([0])
             self._module.run()
         except Fault as fault:

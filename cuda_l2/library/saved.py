@@ -214,8 +214,8 @@ def best(gemm: Gemm, path: Place) -> tuple[Saved | TorchsOwn, Timing | None]:
         found = reports or [trial for trial in archive.best(gemm, machine, "search", 100) if trial.candidate.schedule]
     if not found:
         raise UserError(
-            f"{path} has no kernel for {gemm} on {machine} that a schedule of this package wrote;"
-            f" run `cuda-l2 optimize {gemm}` first"
+            f"{path} has no timed kernel for {gemm} on this machine ({machine}): run `cuda-l2 optimize {gemm}` while"
+            " the machine is quiet; what a language model wrote is loaded by its file's path alone"
         )
     # each search compares its winner with those of earlier ones side by side, so the latest report decides
     latest = max(found, key=lambda trial: trial.created)

@@ -25,7 +25,8 @@ SETTLE_S = {"passive": 0.0005, "active": 0.008}
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
 ENDURED = 8
 """Samples that one process of a candidate gives beside those that count, where each of these has a new one."""
-LAST_LEVEL_BYTES = 32 << 20  # where the system does not say
+OWN_BYTES, LAST_LEVEL_BYTES = 1 << 20, 32 << 20
+"""A core's own cache and the shared one, where the system does not say."""
 MOST_EVICTED = 256 << 20
 """More pushes nothing else out: a guest is told the size of its host's whole cache, and gets a part (docs/log.md)."""
 
@@ -73,10 +74,15 @@ def measure_cpu(
         return dict.fromkeys(names, failed(error, terms.protocol, start, terms.clock))
     except Busy as busy:
         reason = f"other work kept the cores busy ({busy}), so that no ratio would be true"
-        seconds = terms.clock.now() - start
-        return dict.fromkeys(names, Timing(TimingStatus.BUSY, terms.protocol.name, reason=reason, seconds=seconds))
+        seconds, conditions = terms.clock.now() - start, Conditions(waited_s=run.quiet.waited_s)
+        timing = Timing(TimingStatus.BUSY, terms.protocol.name, reason=reason, seconds=seconds, conditions=conditions)
+        return dict.fromkeys(names, timing)
     evicted = run.evicted.nbytes if terms.protocol.evict else None
-    conditions = Conditions(evicted_bytes=evicted, other_work=others.found() if others else None)
+    conditions = Conditions(
+        evicted_bytes=evicted,
+        other_work=others.found() if others else None,
+        waited_s=run.quiet.waited_s or None,
+    )
     seconds = terms.clock.now() - start
     found = {name: run.timing(empty_call_us, seconds, name if kernels else "") for name in names}
     return {name: replace(timing, conditions=conditions) for name, timing in found.items()}
@@ -142,13 +148,15 @@ class _CpuRounds(Rounds):
         self.operands.refresh(count)
         arm.prepare([int(slot) for slot in self.rng.permutation(count)])
         arm.freeze()
-        self.evicted += 1
+        self._evict()
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         queued_s = arm.queued_s()  # of threads that wait for nothing now
         self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
         queued_s += process_tree.own_queued_s()  # this thread's wait for a core would be in the sample too
         arm.thaw()
-        with _on_first_core():
+        # its first thread's, which sleeps as soon as it has answered; others of an arm spin for a while on theirs and
+        # would hold up the one that reads the clock
+        with _on_core(min(os.sched_getaffinity(0))):
             seconds = arm.run(self.timeout_s) / count
         arm.stop()  # what its threads wait from here on is not the sample's
         self.quiet.sampled(seconds * count, process_tree.own_queued_s() + arm.queued_s() - queued_s)
@@ -165,6 +173,16 @@ class _CpuRounds(Rounds):
         if name in self.kernels and self.check_elements:
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds
+
+    def _evict(self) -> None:
+        """Push out what lies in any core's own caches, then in the one that they share.
+
+        What one core writes does not push out what lies in another's.
+        """
+        for core in sorted(os.sched_getaffinity(0)) if self.evicted.size else ():
+            with _on_core(core):
+                self.evicted[: 2 * (detect().cache_bytes[1] or OWN_BYTES)] += 1
+        self.evicted += 1
 
     def empty_call_us(self) -> float:
         """Microseconds of a run of no launches, which all arms pay; NaN without a candidate."""
@@ -187,13 +205,10 @@ class _CpuRounds(Rounds):
 
 
 @contextlib.contextmanager
-def _on_first_core() -> Iterator[None]:
-    """Keep this thread on the core of an arm's first thread, which sleeps as soon as it has answered.
-
-    Other threads of an arm spin on theirs for a while, and would hold up the one that reads the clock.
-    """
+def _on_core(core: int) -> Iterator[None]:
+    """Keep this thread on a core."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
+    os.sched_setaffinity(0, {core})
     try:
         yield
     finally:

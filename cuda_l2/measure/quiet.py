@@ -41,6 +41,8 @@ class Quiet:
     def __init__(self, clock: Clock, patience_s: float) -> None:
         self._clock, self._patience_s = clock, patience_s
         self._patient_until = math.inf
+        self.waited_s = 0.0
+        """All in all, for others to leave the cores alone."""
         self._canaries_s: list[float] = []
         self._why = ""
         self.begin()
@@ -70,6 +72,13 @@ class Quiet:
 
     def wait(self, why: str) -> None:
         """Return when others leave the cores alone; Busy where patience ends before."""
+        start = self._clock.now()
+        try:
+            self._wait(why)
+        finally:
+            self.waited_s += self._clock.now() - start
+
+    def _wait(self, why: str) -> None:
         now, watched = self._clock.now(), Others(self._clock)
         self._patient_until = min(self._patient_until, now + self._patience_s)
         with step("waiting until other programs leave the cores alone", max(0.0, self._patient_until - now)):

@@ -169,6 +169,7 @@ class TorchBaselines(Closing):
             with step("loading PyTorch for the baselines", START_TIMEOUT_S):
                 self._await(b"R")
             self._started = True
+            process_tree.give_way(self._process.pid)
         self._write(json.dumps(fields).encode() + b"\n")
 
     def _write(self, data: bytes) -> None:

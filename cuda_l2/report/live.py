@@ -1,6 +1,7 @@
 """Progress on standard error: of a search, a long judgement, or a run over many shapes or kernels."""
 
 import math
+import textwrap
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from cuda_l2.search import Progress
 
 TICK_S = 1.0
+MOST_REASON = 200
+"""Characters shown of why the last candidate was rejected."""
 
 
 class Line(Closing):
@@ -201,7 +204,7 @@ def describe(progress: "Progress") -> str:
     last = progress.last
     if last and last.reason:
         what = "correct, not timed" if last.status == TimingStatus.BUSY else "last rejected"
-        lines.append(f"{what}: {last.reason[:100]}")
+        lines.append(f"{what}: {textwrap.shorten(last.reason, MOST_REASON, placeholder=' ...')}")
     return "\n  ".join(lines)
 
 

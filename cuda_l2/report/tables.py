@@ -94,8 +94,7 @@ def print_result(result: Result) -> None:
     console.print(f"* the strongest baseline{laid_out}. Times are medians.")
     if any(math.isinf(ratio.low) for timing in timings for _, ratio in timing.speedups):
         console.print("A ratio without an interval is of a much slower baseline, which was timed only once or twice.")
-    bound_us = result.target.bound_us(result.task)
-    console.print(f"{_reached(result, timings[0])}; no kernel takes less than {bound_us:.1f} us")
+    console.print(_reached(result, timings[0]))
     if said := _own_cost(timings[0]):
         console.print(said)
     if result.wins and (said := _call_cost(result, timings[0])):
@@ -107,6 +106,8 @@ def print_result(result: Result) -> None:
             for status, count in sorted(search.reviews.items())
         ]
         console.print("; ".join([*reviewed, *filter(None, [search.checker])]))
+    for name, why in timings[0].conditions.left_out.items():
+        console.print(f"{name} is left out: {why}")
     for timing in timings:
         if timing.conditions.drifted:
             console.print(f"{timing.protocol}, after repetitions too: {timing.conditions.drifted}")
@@ -168,21 +169,28 @@ def _searched(search: Progress) -> str:
 
 
 def _reached(result: Result, timing: Timing) -> str:
-    """How much of what the machine could do."""
+    """How much of what the machine could do, where that was measured in a quiet moment."""
     assert timing.candidate
     latency_us = timing.candidate.latency_us.estimate
     peak, gbytes_per_s = result.target.ceilings()
+    unit, gflops_a_unit = result.target.unit
+    reached, most, of = result.task.bytes / latency_us * 1e-3, gbytes_per_s, "of what memory was measured to give"
     if result.task.product:
-        unit, gflops_a_unit = result.target.unit
-        reached = result.task.flops / latency_us * 1e-3 / gflops_a_unit
-        if reached > peak:
-            return (
-                f"{reached:.3g} {unit}, more than the {peak:.0f} that were measured as this machine's peak: one of the"
-                " two is wrong; `cuda-l2 doctor` measures the peak again"
-            )
-        return f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f}"
-    reached = result.task.bytes / latency_us * 1e-3
-    return f"{reached:.3g} GB/s, {reached / gbytes_per_s:.0%} of what memory was measured to give"
+        reached, most = result.task.flops / latency_us * 1e-3 / gflops_a_unit, peak
+        of = f"of the measured peak of {peak:.0f}"
+    said = f"{reached:.3g} {unit if result.task.product else 'GB/s'}"
+    if result.target.ceilings_doubt():
+        return (
+            f"{said}; other work ran while this machine's peak was measured: `cuda-l2 doctor` measures it again, in a"
+            " quiet moment"
+        )
+    if result.task.product and reached > most:
+        return (
+            f"{said}, more than the {peak:.0f} that were measured as this machine's peak: one of the two is wrong;"
+            " `cuda-l2 doctor` measures the peak again"
+        )
+    bound_us = result.target.bound_us(result.task)
+    return f"{said}, {reached / most:.0%} {of}; no kernel takes less than {bound_us:.1f} us"
 
 
 def _own_cost(timing: Timing) -> str:

@@ -34,6 +34,7 @@ from cuda_l2.verify._cpu import CpuSession, launch_timeout_s
 
 MOST_MODELS = 4
 """KernelBench files whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
+CRAWLS = "one launch takes many seconds on this processor, which has no arithmetic in fp16"
 WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
 
 
@@ -148,9 +149,14 @@ class CpuBench(Bench):
             baselines.attach(self._arena, None if task.product else self._cases.timed(0))
         # where there is no candidate the first stands in its place
         ready = strongest_first(baselines.ready(compiles=not protocol.selects), task)
+        left_out = dict(baselines.left_out)
         if task.product:
             ready = ready[:1] if protocol.selects else self._rig.request.reported(ready)
-        conditions = {"left_out": dict(baselines.left_out), **baselines.conditions}
+            if not self._rig.request.baselines:
+                slow = [each for each in ready if each.crawls(task, self._rig.target.extensions)]
+                left_out |= dict.fromkeys((each.name for each in slow), CRAWLS)
+                ready = [each for each in ready if each not in slow]
+        conditions = {"left_out": left_out, **baselines.conditions}
         return {each.name: baselines.arm(each) for each in ready}, conditions
 
     def renew(self) -> None:

@@ -131,6 +131,16 @@ def queues_s(root: int) -> dict[int, float]:
     return found
 
 
+def give_way(root: int) -> None:
+    """Let the first threads of a tree's processes wait, where they are woken, until what runs on their core sleeps.
+
+    Else one may take the core of the thread that woke it and was about to sleep, which then waits for a core.
+    """
+    for pid in processes(root):
+        with contextlib.suppress(OSError):  # gone, or not ours to change
+            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+
+
 def own_queued_s() -> float:
     """Seconds that the calling thread has waited for a core; 0 where the system does not say."""
     fields = _read("/proc/thread-self/schedstat").split()

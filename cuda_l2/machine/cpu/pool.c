@@ -33,13 +33,17 @@ static uint64_t ticks(void) {
 }
 #endif
 
+#define MAX_HELPERS 1023 /* of threads that are not pinned: a contract names 1,024 at most */
+
 static struct {
     task_fn task;
     void *context;
     int64_t count;
     int reversed; /* the last task first: no order is promised */
+    int helpers, caller_cpu; /* their number, and the core that they keep off; -1 where each has a core of its own */
     _Atomic int64_t next, unfinished;
     _Atomic uint32_t generation, sleepers, caller_sleeps, started;
+    _Atomic pid_t ids[MAX_HELPERS];
 } pool;
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, 0, 0, 0); }
@@ -76,9 +80,21 @@ static void pin(int index) {
         }
 }
 
+/* Keep the helpers off the core that the caller of parallel_for runs on. A guest's kernel may take a core that sleeps
+ * for one that its host took away, and wakes a helper on the caller's core, where the two share it for milliseconds. */
+static void keep_off(int cpu) {
+    cpu_set_t others;
+    pool.caller_cpu = cpu;
+    if (sched_getaffinity(0, sizeof others, &others)) return;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) < pool.helpers) return;
+    for (int i = 0; i < pool.helpers; ++i) sched_setaffinity(pool.ids[i], sizeof others, &others);
+}
+
 static void *pool_thread(void *index) {
     uint32_t seen = 0;
-    if (index) pin((int)(intptr_t)index);
+    if (pool.caller_cpu < 0) pin((int)(intptr_t)index + 1);
+    else pool.ids[(intptr_t)index] = (pid_t)syscall(SYS_gettid);
     atomic_fetch_add(&pool.started, 1);
     for (;;) {
         uint64_t start = ticks();
@@ -101,13 +117,15 @@ static void *pool_thread(void *index) {
  * processor of its own, the caller too. Returns 0, or an errno value, once every helper runs: what a thread's start
  * asks of the system is then done, before a filter can forbid it. */
 int pool_start(int threads, int pinned) {
-    for (int i = 1; i < threads; ++i) {
+    pool.helpers = threads - 1;
+    pool.caller_cpu = pinned ? -1 : CPU_SETSIZE;
+    for (int i = 0; i < pool.helpers; ++i) {
         pthread_t thread;
-        int error = pthread_create(&thread, 0, pool_thread, (void *)(intptr_t)(pinned ? i : 0));
+        int error = pthread_create(&thread, 0, pool_thread, (void *)(intptr_t)i);
         if (error) return error;
         pthread_detach(thread);
     }
-    while ((int)atomic_load(&pool.started) < threads - 1) RELAX();
+    while ((int)atomic_load(&pool.started) < pool.helpers) RELAX();
     if (pinned) pin(0);
     return 0;
 }
@@ -115,6 +133,7 @@ int pool_start(int threads, int pinned) {
 /* Run task(context, 0 .. count - 1) on the pool; returns when all are done. Not reentrant. */
 void pool_parallel_for(int64_t count, task_fn task, void *context) {
     if (count < 1) return;
+    if (pool.caller_cpu >= 0 && sched_getcpu() != pool.caller_cpu) keep_off(sched_getcpu());
     uint32_t generation = atomic_load(&pool.generation) + 1;
     /* closed while the fields change: a helper late from the last round must find no ticket of its own */
     atomic_store(&pool.next, ((int64_t)generation << 32) | 0xffffffff);

@@ -217,6 +217,7 @@ class Worker(Closing):
         if answer[:1] != b"R":
             raise self._forbidden("wrote to the acknowledgement pipe while it was loaded")
         self._pid = process_tree.processes(self._process.pid)[-1]  # each starts one child
+        process_tree.give_way(self._process.pid)
         try:
             self._group = os.getpgid(self._pid)  # not the sandbox's own where that starts a session
         except ProcessLookupError:

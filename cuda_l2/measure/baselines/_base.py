@@ -7,7 +7,7 @@ import functools
 import importlib
 import pkgutil
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -77,6 +77,10 @@ class TorchProduct(TorchBaseline):
     targets: tuple[str, ...] = ("cpu",)
     in_place: bool = True
     of: ClassVar[Any] = Gemm
+
+    def crawls(self, task: Gemm, extensions: Collection[str]) -> bool:
+        """Whether one launch would take many seconds on a CPU with these vector extensions, where others take none."""
+        return False
 
 
 @dataclass(frozen=True)

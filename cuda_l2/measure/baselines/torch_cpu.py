@@ -1,9 +1,14 @@
 """torch on the CPU on a matrix product: as it stands, and on operands widened to fp32, where CPUs are faster."""
 
+from collections.abc import Collection
 from typing import Any
 
 from cuda_l2.measure.baselines._base import Function, TorchProduct
 from cuda_l2.records import Gemm, Layout, Task
+
+FP16_EXTENSIONS = ("avx512_fp16", "amx_tile", "asimdhp")
+MOST_SLOW_FLOPS = 1 << 32
+"""Without arithmetic in fp16 torch computes a product of 1024^3 (2^31 operations) in 2 s, one of 2048^3 in a minute."""
 
 
 class Preallocated(TorchProduct):
@@ -34,6 +39,10 @@ class Half(TorchProduct):
         import torch  # noqa: PLC0415
 
         return lambda a, b, c: torch.matmul(a, b, out=c)
+
+    def crawls(self, task: Gemm, extensions: Collection[str]) -> bool:
+        slow = task.dtype == "float16" and not any(name in extensions for name in FP16_EXTENSIONS)
+        return slow and task.flops > MOST_SLOW_FLOPS
 
 
 class Widened(TorchProduct):
