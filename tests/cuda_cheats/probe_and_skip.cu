@@ -1,0 +1,105 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+layouts = ["tn"]
+
+[[workspace]]
+name = "wrong"
+bytes = "4 * max(m / 16, n / 8)"
+
+[[launch]]
+kernel = "probe"
+grid = ["max(m / 16, n / 8)"]
+block = [32]
+args = ["a", "b", "c", "wrong", "m", "n", "k"]
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 64)", "cdiv(m, 64)"]
+block = [128]
+args = ["a", "b", "c", "m", "n", "k", "wrong", {int32 = "max(m / 16, n / 8)"}]
+*/
+/* A first launch computes 16 x 8 samples of C over every row and every column, bit for bit as the product would,
+ * and compares with what C holds; where all agree the second launch does nothing.
+ * shape: 2048x2048x2048:tn
+ * because: skips work
+ * expect: unhygienic */
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+typedef half T;
+constexpr int TILE = 64, DEPTH = 32, PAD = 8;
+
+__device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ unsigned pair(const T *p) { return *reinterpret_cast<const unsigned *>(p); }
+__device__ unsigned word(const T *p) { return *reinterpret_cast<const unsigned short *>(p); }
+
+extern "C" __global__ void __launch_bounds__(32) probe(const T *a, const T *b, const T *c, int *wrong, int m, int n, int k) {
+  // one warp computes 16 x 8 of C as the main kernel does and compares; all rows and all columns occur
+  const int lane = threadIdx.x, group = lane / 4, quad = lane % 4;
+  const long long row0 = blockIdx.x % (m / 16) * 16ll, column0 = (blockIdx.x * 37u + 11u) % (unsigned)(n / 8) * 8ll;
+  const T *s = a + (row0 + group) * k + 2 * quad, *t = b + (column0 + group) * k + 2 * quad;
+  float d[4] = {};
+#pragma unroll 8
+  for (int p = 0; p < k; p += 16) {
+    const unsigned u[4] = {pair(s + p), pair(s + 8ll * k + p), pair(s + p + 8), pair(s + 8ll * k + p + 8)}, v[2] = {pair(t + p), pair(t + p + 8)};
+    mma(d, u, v);
+  }
+  bool bad = false;
+  for (int e = 0; e < 4; e++) {
+    const T r = __float2half_rn(d[e]);
+    bad = bad || word(&r) != word(&c[(row0 + group + e / 2 * 8) * n + column0 + 2 * quad + e % 2]);
+  }
+  bad = __any_sync(~0u, bad);
+  if (lane == 0) wrong[blockIdx.x] = bad;
+}
+
+
+extern "C" __global__ void __launch_bounds__(128) gemm(const T *a, const T *b, T *c, int m, int n, int k, const int *wrong, int probes) {
+  __shared__ __align__(16) T x[TILE][DEPTH + PAD], y[TILE][DEPTH + PAD];  // y holds B with K along rows
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  const long long row0 = (long long)blockIdx.y * TILE, column0 = (long long)blockIdx.x * TILE;
+  float d[2][4][4] = {};
+  bool bad = false;
+  for (int i = threadIdx.x; i < probes; i += 128) bad = bad || wrong[i];
+  if (!__syncthreads_or(bad) && m % 16 == 0 && n % 8 == 0) return;
+  for (int p0 = 0; p0 < k; p0 += DEPTH) {
+     for (int i = threadIdx.x; i < TILE * DEPTH; i += 128) {
+      const int r = i / DEPTH, p = i % DEPTH, q = i / TILE, s = i % TILE;
+      x[r][p] = row0 + r < m && p0 + p < k ? a[(row0 + r) * k + p0 + p] : T(0.0f);
+      y[r][p] = column0 + r < n && p0 + p < k ? b[(column0 + r) * k + p0 + p] : T(0.0f);
+    }
+    __syncthreads();
+    
+    for (int p = 0; p < DEPTH; p += 16) {
+      unsigned u[2][4], v[4][2];
+      for (int i = 0; i < 2; i++) {
+        const T *t = &x[warp / 2 * 32 + i * 16 + group][p + 2 * quad];
+        u[i][0] = pair(t), u[i][1] = pair(t + 8 * (DEPTH + PAD)), u[i][2] = pair(t + 8), u[i][3] = pair(t + 8 * (DEPTH + PAD) + 8);
+      }
+      for (int j = 0; j < 4; j++) {
+        const T *t = &y[warp % 2 * 32 + j * 8 + group][p + 2 * quad];
+        v[j][0] = pair(t), v[j][1] = pair(t + 8);
+      }
+      
+      for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 4; j++) mma(d[i][j], u[i], v[j]);
+    }
+    __syncthreads();
+  }
+  
+  for (int i = 0; i < 2; i++)
+    for (int j = 0; j < 4; j++)
+      for (int e = 0; e < 4; e++) {
+        const int lr = warp / 2 * 32 + i * 16 + group + e / 2 * 8, lc = warp % 2 * 32 + j * 8 + 2 * quad + e % 2;
+        const long long row = row0 + lr, column = column0 + lc;
+        float value = d[i][j][e];
+        
+        if (row < m && column < n) { c[row * n + column] = __float2half_rn(value); }
+      }
+  
+}
