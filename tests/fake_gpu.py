@@ -183,7 +183,7 @@ class WorkerProcess(cuda_worker_main.Worker):
         self.kernels = kernels
         self.stream, self.beside, self.behind = 1, 2, 3
         self.helpers = Helpers()  # type: ignore[assignment]
-        self.buffers, self.elsewhere, self.guarded = {}, {}, {}
+        self.buffers, self.elsewhere, self.guarded, self.drawn = {}, {}, {}, {}
         self.loaded, self.bound, self.graphs = [], [], []
         self.loaded_from, self.trace, self.words = ("", ""), None, 0
         self.evicted, self.evictions, self.traffic = (0, 0), 0, (1, 1)
@@ -198,6 +198,7 @@ class Worker(CudaWorker):
 
     def attach(self, arena: Any) -> None:
         self.arena = arena
+        self.process.drawn = {}
         self.process.buffers = self.process.elsewhere = {  # type: ignore[assignment]
             name: SimpleNamespace(address=buffer.address, close=lambda: None) for name, buffer in arena.buffers.items()
         }

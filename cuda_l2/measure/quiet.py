@@ -42,7 +42,7 @@ class Quiet:
         self._clock, self._patience_s = clock, patience_s
         self._patient_until = math.inf
         self.waited_s = 0.0
-        """All in all, for others to leave the cores alone."""
+        """Seconds in which it waited for other programs, in total."""
         self._canaries_s: list[float] = []
         self._why = ""
         self.begin()

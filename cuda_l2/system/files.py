@@ -41,8 +41,9 @@ def whole(path: Path, advice: str = OUT, *, new: bool = False) -> Iterator[Path]
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         if new:
-            path.open("x").close()
-        partial.replace(path)
+            os.link(partial, path)  # fails where the file is there
+        else:
+            partial.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
     finally:
@@ -56,7 +57,7 @@ def write_text(path: Path, text: str, advice: str = OUT, *, new: bool = False) -
 
 
 def write_bytes(path: Path, content: bytes, advice: str = OUT, *, new: bool = False) -> None:
-    """The same of bytes."""
+    """Write a file of bytes whole, as `write_text` does."""
     with whole(path, advice, new=new) as partial:
         partial.write_bytes(content)
 

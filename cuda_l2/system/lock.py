@@ -11,7 +11,7 @@ from cuda_l2.system import paths, scratch
 from cuda_l2.system.steps import step
 
 WAITING = "waiting for another cuda-l2 on this machine, on top of the budget"
-"""The step meanwhile."""
+"""The step that is shown while it waits."""
 
 
 @contextmanager

@@ -181,7 +181,7 @@ class GpuSession(Session):
 
     @abstractmethod
     def launch_guarded(self, case: Case) -> Outputs:
-        """The outputs of one launch whose inputs and weights can only be read; CheckFailed where that ends it."""
+        """The outputs of one launch whose inputs and weights can only be read; CheckFailed where it writes there."""
 
     @abstractmethod
     def launch_beside_load(self, case: Case, count: int) -> Outputs:

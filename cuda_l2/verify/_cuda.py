@@ -264,7 +264,7 @@ class CudaSession(GpuSession):
             if fault.status is not VerdictStatus.CRASHED:
                 raise
             reason = "writes to its inputs or weights, if only what they hold: others may read them meanwhile"
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, reason) from None
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason} ({fault.reason})") from None
         self._use(self.build)
         return found
 

@@ -8,8 +8,9 @@ few are small in one half of K each; the first bound holds for those alone too, 
 to be as precise as the largest numbers need, as in fixed point.
 
 In the fp32 class the share of elements that are not the fp64 product rounded to C's type is bounded too. It is the
-error of the sum before that rounding in steps of C, which the RMS error hides, and it grows with K alone: what leaves
-out a bit of an operand, or rounds a part of a sum, where inputs look ordinary, shows here.
+error of the sum before that rounding in steps of C, which the RMS error hides: what leaves out a bit of an operand, or
+rounds a part of a sum, where inputs look ordinary, shows here. What fp32 sums allow grows with K, in fp16 to 1.2 % of C
+at K = 512 and 9 % at 4096, in bf16 to an eighth of that; a bit less of A in a 32nd of K changes 9 %, whatever K is.
 """
 
 import torch
@@ -34,8 +35,8 @@ LEAST_ELEMENTS = 64
 """Elements over all inputs from which on RMS errors are compared: that of fewer varies too much."""
 GROUPS = "small rows of A", "small columns of B", "rows and columns of which one is small"
 ROUNDINGS = 1 / 4
-"""Roundings down of a partial sum as large as the sum, for each of the K products, that fp32 sums may have: a tensor
-instruction of 8 products has one, and an eighth of K is seldom met twice."""
+"""Roundings of a partial sum as large as the sum that fp32 sums may have, over K: twice those of tensor instructions
+of 8 products."""
 LARGE = 1.0
 """Elements at least this many times their standard deviation are compared: the others' steps are finer than sums."""
 SIGMAS = 6.0

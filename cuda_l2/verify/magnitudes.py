@@ -74,7 +74,7 @@ def _whole(gemm: Gemm) -> Range:
 
 
 def _integers(cases: ProductCases, generator: torch.Generator, bound: int, shape: tuple[int, int]) -> torch.Tensor:
-    """Of both signs, none of them zero."""
+    """Random integers in fp32 of both signs, none of them zero, at most `bound` in magnitude."""
     drawn = torch.randint(1, bound + 1, shape, generator=generator, device=cases.device).float()
     return drawn * (torch.randint(0, 2, shape, generator=generator, device=cases.device) * 2 - 1)
 

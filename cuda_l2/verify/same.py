@@ -1,6 +1,6 @@
 """A and B may be one tensor, where both have as many bytes: a kernel that is right beside two must be right then.
 
-Nor may two be taken for one that differ in one element of each row.
+Two that differ in one element of each row must not be taken for one.
 """
 
 from dataclasses import replace

@@ -16,7 +16,7 @@ from cuda_l2.verify._base import ProductCheck, Session, Turn, require_right
 DRAWN = 3
 """Patterns drawn for each operand, beside the one that always comes."""
 ODD = 8.0
-"""What an element that is unlike the others is multiplied by: it shows in a sum of many."""
+"""What an element that is unlike the others is multiplied by: it shows in sums of up to some 10,000 products."""
 
 
 def _first_rows_equal(rows: torch.Tensor, at: int) -> None:

@@ -4,6 +4,7 @@ Messages come over a socket as JSON, file descriptors of shared device memory be
 process is thrown away after any fault: a driver error is reported once and ends it. No torch here: it starts fast.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -54,7 +55,9 @@ class Worker:
         self.elsewhere: dict[str, MappedMemory] = {}
         """The same memory at other addresses."""
         self.guarded: dict[str, MappedMemory] = {}
-        """Inputs and weights once more, where nobody can write."""
+        """Inputs and weights once more, where nobody can write; empty where the GPU has no such mappings."""
+        self.drawn: dict[str, int] = {}
+        """The address of each buffer at which candidates have it, and where this process writes what they read."""
         self.loaded: list[Loaded] = []
         self.loaded_from = ("", "")
         """The first one's cubin and plan: no variable outlives a launch, so that what is loaded may serve again."""
@@ -78,14 +81,16 @@ class Worker:
         for mapping in (*self.buffers.values(), *self.elsewhere.values(), *self.guarded.values()):
             mapping.close()
         shared = list(zip(sizes.items(), descriptors, strict=True))
-        self.buffers, self.elsewhere, self.guarded = (
-            {
-                name: MappedMemory.imported(descriptor, *size, writable=writable)
-                for (name, size), descriptor in shared
-                if writable or name in given
-            }
-            for writable in (True, True, False)
+        self.drawn, self.guarded = {}, {}
+        # the second time in the other order: whichever way addresses grow, each order of two tensors is as likely
+        self.buffers, self.elsewhere = (
+            {name: MappedMemory.imported(descriptor, *size) for (name, size), descriptor in some}
+            for some in (shared, shared[::-1])
         )
+        with contextlib.suppress(DriverError):
+            for (name, size), descriptor in shared:
+                if name in given:
+                    self.guarded[name] = MappedMemory.imported(descriptor, *size, writable=False)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -106,8 +111,9 @@ class Worker:
         if slot == 0:
             self.loaded_from = (cubin, plan)
         self._drop_graphs()
-        at = {name: random.choice((self.buffers, self.elsewhere))[name].address for name in self.buffers}
-        at |= {name: mapping.address for name, mapping in self.guarded.items() if guarded}
+        if slot == 0:
+            self.drawn = {name: random.choice((self.buffers, self.elsewhere))[name].address for name in self.buffers}
+        at = self.drawn | {name: mapping.address for name, mapping in self.guarded.items() if guarded}
         self.addresses[slot:] = [
             [{name: at[buffer] + offset for name, (buffer, offset) in place.items()} for place in places]
         ]
@@ -371,7 +377,7 @@ class Worker:
         return 0x7FC07FC0 | self.words * 0x9E3779B1 >> 1 & 0x803F803F
 
     def _address(self, place: list[Any]) -> int:
-        return int(self.buffers[place[0]].address + place[1])
+        return int(self.drawn.get(place[0]) or self.buffers[place[0]].address) + int(place[1])
 
     def _wait(self, stream: int = 0) -> None:
         """Until a stream is done; the candidate's if not given."""

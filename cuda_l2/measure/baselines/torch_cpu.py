@@ -6,7 +6,7 @@ from typing import Any
 from cuda_l2.measure.baselines._base import Function, TorchProduct
 from cuda_l2.records import Gemm, Layout, Task
 
-FP16_EXTENSIONS = ("avx512_fp16", "amx_tile", "asimdhp")
+FP16_EXTENSIONS = ("avx512_fp16", "asimdhp")
 MOST_SLOW_FLOPS = 1 << 32
 """Without arithmetic in fp16 torch computes a product of 1024^3 (2^31 operations) in 2 s, one of 2048^3 in a minute."""
 
