@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,14 @@ class Scripted:
         if full or word == "deadly" or (word == "dies once" and not before):
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "hangs" or (word == "hangs once" and not before):
+            time.sleep(1e6)
+        held = self.folder / "held"
+        if word == "hangs on 5" and os.environ["CUDA_VISIBLE_DEVICES"].startswith("5") and not held.exists():
+            held.write_text(f"{os.getpid()}\n")
+            time.sleep(1e6)
+        if word == "starts":  # as who runs the sanitizer does
+            own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1e6)"], process_group=0)
+            (self.folder / "held").write_text(f"{own.pid}\n")
             time.sleep(1e6)
         if word == "locked":
             with machine_lock():

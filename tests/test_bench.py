@@ -670,8 +670,8 @@ def test_a_long_list_of_shapes_is_read() -> None:
 
 
 def test_a_budget_searches(tmp_path, monkeypatch) -> None:
-    def three_trials(evaluator, proposer, archive, scope, **named):
-        return search(evaluator, proposer, archive, replace(scope, max_trials=3), **named)
+    def three_trials(evaluator, proposer, archive, scope, *others, **named):
+        return search(evaluator, proposer, archive, replace(scope, max_trials=3), *others, **named)
 
     monkeypatch.setattr(optimizer, "search", three_trials)
     settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget="1h", arms="torch fp16")

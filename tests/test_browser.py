@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +53,11 @@ FAINT = """(least) => {
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    names = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    # one of these may be a stub that names another way to install it
+    path = next(
+        (name for name in names if not subprocess.run([name, "--version"], capture_output=True).returncode), None
+    )
     if path is None:
         pytest.skip("there is no Chromium: apt install chromium")
     with playwright.sync_playwright() as driver:

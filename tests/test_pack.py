@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import machine_code
 import pytest
 
 from cuda_l2 import contract
@@ -60,10 +59,8 @@ def test_a_kernel_for_few_rows_is_compiled_for_whole_tiles_and_for_parts(wanted)
 
 
 def test_the_proved_kernels_are_the_ones_that_are_written_now() -> None:
-    """Texts, to the letter, or with the machine code of the text that was proved, which machine_code.py compares."""
-    same = {line.kernel: line.proved_as for line in machine_code.recorded(machine_code.PACK)}
     proved = [recipe for recipe in recipes.recipes(FEW_ROWS, ANY_SIZE, AHEAD) if recipe.proof]
-    assert len(proved) > 80 and all(same.get(recipe.id, recipe.id) in recipe.proof for recipe in proved)
+    assert len(proved) > 80 and all(recipe.id in recipe.proof for recipe in proved)
 
 
 @pytest.mark.full

@@ -87,15 +87,37 @@ def test_a_request_that_processes_die_of_is_an_error_and_the_pool_goes_on(pool, 
 
 
 def test_a_gpu_on_which_all_processes_die_is_left_out_while_another_works(pool, said, tmp_path) -> None:
-    held = pool.begin("hangs once")
-    wait_until(lambda: pids(tmp_path / "hangs once"))
-    hangs_on_5 = pool._processes.get("5") and pool._processes["5"]._process.pid in pids(tmp_path / "hangs once")
+    held = pool.begin("hangs on 5")
+    while not pids(tmp_path / "held"):  # until GPU 5 has it
+        wait_until(lambda begun=held: begun.done() or pids(tmp_path / "held"))
+        held = pool.begin("hangs on 5") if held.done() else held
     full = [pool.begin("full") for _ in range(4)]
-    if hangs_on_5:
-        wait_until(lambda: any("GPU 3: left out" in line for line in said))
-    os.kill(pids(tmp_path / "hangs once")[0], signal.SIGKILL)
+    wait_until(lambda: any("GPU 3: left out" in line for line in said))
+    os.kill(pids(tmp_path / "held")[0], signal.SIGKILL)
     assert {future.result() for future in full} == {"5,3"}
-    assert held.result() in ("3,5", "5,3")
+    assert held.result() == "5,3"
+
+
+def test_a_reader_of_lines_that_has_gone_costs_no_request(tmp_path, monkeypatch) -> None:
+    def say(line: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    with Pool(["3"], Scripted(tmp_path), say, NEVER_S) as pool:
+        assert [pool.begin(word).result() for word in ("dies once", "one")] == ["3", "3"]
+
+
+def test_what_cannot_be_asked_is_an_error_of_who_asked(pool) -> None:
+    with pytest.raises(Exception, match="pickle"):
+        pool.begin(lambda: None).result()
+    assert pool.begin("one").result() in ("3,5", "5,3")
+
+
+def test_the_end_of_a_pool_ends_what_its_processes_have_started(pool, tmp_path) -> None:
+    pool.begin("starts")
+    wait_until(lambda: pids(tmp_path / "held"))
+    pool.close()
+    wait_until(lambda: not running(pids(tmp_path / "held")[0]))
 
 
 def test_an_error_for_users_is_an_answer(pool, said) -> None:

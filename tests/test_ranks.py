@@ -101,8 +101,14 @@ def test_one_process_trains_on_one_gpu_though_it_sees_two(tmp_path) -> None:
     assert tune.on_one_gpu(config).train_batch_size == 8
 
 
+def test_ranks_that_a_clusters_shell_names_are_none_of_ours(monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert (ranks.rank(), ranks.count()) == (0, 1)
+
+
 def test_what_two_cannot_share_is_one_line(folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv(ranks.COUNT, "3")
+    monkeypatch.setattr(ranks, "count", lambda: 3)
     asked = TrainSettings("scratch", [folder / "corpus"], tmp_path / "out", folder / "small.toml")
     with pytest.raises(UserError, match="3 GPUs cannot share"):
         command.command(stage="pretrain", settings=asked)

@@ -89,6 +89,8 @@ def test_what_is_wrong_on_fresh_inputs_does_not_count() -> None:
         (Elsewhere("GPU 1", "same", "measured", speedup=near(2.0)), "unstable"),
         (Elsewhere("GPU 1", "another", "measured", speedup=near(2.0)), "confirmed"),
         (Elsewhere("GPU 1", "another", "incorrect", "C[0, 0] is 1"), "wrong"),
+        (Elsewhere("GPU 1", "", "timed-out", "no answer within 600 s"), "confirmed"),
+        (Elsewhere("GPU 1", "", "failed", "out of memory"), "confirmed"),
     ],
 )
 def test_a_second_device_must_agree(found, status) -> None:

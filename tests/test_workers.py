@@ -17,6 +17,7 @@ from cuda_l2.commands.collect import command as collect
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.runs import workers
 from cuda_l2.runs.collect import TRIES, Collection
+from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
 
 GRID = "16x16x16,16x16x32,16x32x16"
@@ -90,6 +91,7 @@ def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path
     monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
     monkeypatch.setattr(workers, "share", lambda commands, say, **named: shared(commands, say, CLI, **named))
     monkeypatch.setattr(sys, "argv", ["cuda-l2", *command])
+    monkeypatch.setattr(variables, "_stripped", dict(variables.OWN))  # as if the shell had them, as below
     folders = by_workers(BenchSettings(workers="auto"), out)
     assert folders == [out / "gpu-0", out / "gpu-1"]
     done = run(*ARGUMENTS, "--out", str(out), *(word for folder in folders for word in ("--also", str(folder))))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cuda_l2.rigs.elsewhere import CLI
 from cuda_l2.runs.workers import own_arguments
-from cuda_l2.system import process_tree
+from cuda_l2.system import process_tree, variables
 from cuda_l2.system.errors import UserError
 
 RANK, COUNT = "RANK", "WORLD_SIZE"
@@ -27,13 +27,13 @@ PATIENCE = datetime.timedelta(hours=12)
 
 
 def rank() -> int:
-    """Of this process; 0 where it trains alone."""
-    return int(os.environ.get(RANK, "0"))
+    """This process's number; 0 where it trains alone, whatever a cluster's shell says."""
+    return int(os.environ[RANK]) if MEETING in os.environ else 0
 
 
 def count() -> int:
     """Number of processes that train together."""
-    return int(os.environ.get(COUNT, "1"))
+    return int(os.environ[COUNT]) if MEETING in os.environ else 1
 
 
 def join() -> None:
@@ -66,7 +66,7 @@ def launch(gpus: Sequence[str], program: Sequence[str] = CLI) -> None:
         for number, gpu in enumerate(gpus):
             process = subprocess.Popen(
                 [*program, *arguments],
-                env=os.environ | common | {RANK: str(number), "CUDA_VISIBLE_DEVICES": gpu},
+                env=variables.given() | common | {RANK: str(number), "CUDA_VISIBLE_DEVICES": gpu},
                 stdin=subprocess.DEVNULL,
                 stdout=None if number == 0 else subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C ends it from here

@@ -17,7 +17,7 @@ from cuda_l2.records import Gemm, Task, TimingStatus
 from cuda_l2.system import steps
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.running import RunningFile
-from cuda_l2.system.text import counted
+from cuda_l2.system.text import counted, plain
 
 if TYPE_CHECKING:
     from cuda_l2.search import Progress
@@ -204,7 +204,7 @@ def describe(progress: "Progress") -> str:
     last = progress.last
     if last and last.reason:
         what = "correct, not timed" if last.status == TimingStatus.BUSY else "last rejected"
-        lines.append(f"{what}: {textwrap.shorten(last.reason, MOST_REASON, placeholder=' ...')}")
+        lines.append(f"{what}: {textwrap.shorten(plain(last.reason), MOST_REASON, placeholder=' ...')}")
     return "\n  ".join(lines)
 
 

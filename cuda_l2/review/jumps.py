@@ -82,6 +82,8 @@ def repeated(first: Trial, second: Trial) -> Trial:
 
 def compare_elsewhere(timing: Timing, found: Elsewhere, machine: str, review: Review) -> tuple[Timing, Review]:
     """Timing and review after a second device: it must find the candidate right and, if of the same kind, as fast."""
+    if not found.machine:  # nobody judged there: nothing about the candidate
+        return timing, replace(review, elsewhere=f"{found.device}: {found.status}: {found.reason}")
     if found.speedup is None:
         reason = f"on {found.device}: {found.status}: {found.reason}"
         review = replace(review, status=ReviewStatus.WRONG, reason=reason, elsewhere=f"{found.device}: {found.status}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cuda_l2.records import Candidate, Interval, Task
 from cuda_l2.rigs._base import Elsewhere
+from cuda_l2.system import variables
 
 CLI = (sys.executable, "-m", "cuda_l2.cli")
 TIMEOUT_S = 600.0
@@ -37,7 +38,7 @@ def judge_on(device: str, task: Task, candidate: Candidate, protocol: str, targe
         try:
             done = subprocess.run(
                 [*command, "--target", target, "--json"],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": device},
+                env=variables.given() | {"CUDA_VISIBLE_DEVICES": device},
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,

@@ -6,6 +6,7 @@ What a process has in flight when it dies or hangs is given out again, to whoeve
 die one after the other, as where its memory is full, is left out while another one works.
 """
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from cuda_l2.runs.workers import TRIES, seen
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.line_process import LineProcess, packed, unpacked
+from cuda_l2.system.text import plain
 
 MAIN = "cuda_l2.runs.pool_worker"
 
@@ -76,23 +78,37 @@ class Pool(Closing):
             if not (order.given_out or order.future.set_running_or_notify_cancel()):
                 continue
             order.given_out += 1
-            process = self._process(gpu, visible)
-            if process is None:
-                order.future.set_exception(CancelledError())
+            try:
+                answered = self._answered(order, gpu, visible)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it, else they wait for ever
+                order.future.set_exception(error)
                 continue
-            message = {"servant": self._servant, "request": packed(order.request)}
-            answer = process.ask(message, self._limit_s, lambda line: self._say(f"GPU {gpu}: {line}"))
-            deaths = 0 if answer else deaths + 1
-            if "answer" in answer:
-                order.future.set_result(unpacked(answer["answer"]))
-            elif "error" in answer:
-                order.future.set_exception(UserError(answer["error"]))
-            else:
-                self._lost(gpu, order)
-                if deaths == TRIES - 1 and self._left_out(gpu):
-                    return
+            deaths = 0 if answered else deaths + 1
+            if deaths == TRIES - 1 and self._left_out(gpu):
+                return
         if process := self._processes.pop(gpu, None):
             process.close()
+
+    def _answered(self, order: _Order, gpu: str, visible: str) -> bool:
+        """Have a GPU's process answer; False where it ended before."""
+        process = self._process(gpu, visible)
+        if process is None:
+            order.future.set_exception(CancelledError())
+            return True
+        message = {"servant": self._servant, "request": packed(order.request)}
+        answer = process.ask(message, self._limit_s, lambda line: self._tell(f"GPU {gpu}: {line}"))
+        if "answer" in answer:
+            order.future.set_result(unpacked(answer["answer"]))
+        elif "error" in answer:
+            order.future.set_exception(UserError(answer["error"]))
+        else:
+            self._lost(gpu, order)
+        return bool(answer)
+
+    def _tell(self, line: str) -> None:
+        """Say a line; a reader that has gone ends no request."""
+        with contextlib.suppress(OSError):
+            self._say(plain(line))
 
     def _left_out(self, gpu: str) -> bool:
         """Leave a GPU out, unless it is the last."""
@@ -100,7 +116,7 @@ class Pool(Closing):
             if self._closed or self._serving == 1:
                 return False
             self._serving -= 1
-        self._say(f"GPU {gpu}: left out, since one process after the other died on it")
+        self._tell(f"GPU {gpu}: left out, since one process after the other died on it")
         return True
 
     def _process(self, gpu: str, visible: str) -> LineProcess | None:
@@ -122,7 +138,7 @@ class Pool(Closing):
         if closed:
             order.future.set_exception(CancelledError())
         elif order.given_out < TRIES:
-            self._say(f"GPU {gpu}: its process {how}; what it had in flight is given out again")
             self._orders.put(order)
+            self._tell(f"GPU {gpu}: its process {how}; what it had in flight is given out again")
         else:
             order.future.set_exception(UserError(f"{TRIES} processes died of one request, the last {how}"))

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -10,6 +9,9 @@ import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
+
+from cuda_l2.system import process_tree
+from cuda_l2.system.variables import given
 
 
 class LineProcess:
@@ -23,7 +25,7 @@ class LineProcess:
             stdout=subprocess.PIPE,
             text=True,
             process_group=0,
-            env={**os.environ, **variables},
+            env=given() | dict(variables),
         )
         self.late = False
         """Whether it was killed because it was out of time."""
@@ -71,7 +73,9 @@ class LineProcess:
         return found
 
     def kill(self) -> None:
-        self._process.kill()
+        """End the process and all that it has started."""
+        if self._process.poll() is None:
+            process_tree.kill(self._process.pid)
 
     def close(self) -> int:
         """Kill the process; its exit status, negative for a signal."""

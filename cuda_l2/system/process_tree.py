@@ -55,6 +55,12 @@ def resume(stopped: Iterable[int]) -> None:
         _send(pid, signal.SIGCONT)
 
 
+def kill(root: int) -> None:
+    """End a process and all that descend from it, also those in groups of their own."""
+    for pid in stop(root):
+        _send(pid, signal.SIGKILL)
+
+
 def _walked(root: int) -> Iterator[int]:
     """A tree's processes, each before its children are looked for."""
     unread = [root]

@@ -79,7 +79,7 @@ class Server:
         own = ["--rows", rows] if served else ["--plain"]
         words = [*own, model, *shlex.split(options), "--host", "127.0.0.1", "--port", port]
         # threads of a server that waits for its turn would spin on the cores of the one that answers
-        env = {"OMP_WAIT_POLICY": "passive", "HF_HUB_DISABLE_UPDATE_CHECK": "1", **os.environ}
+        env = {"OMP_WAIT_POLICY": "passive", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "HF_HUB_OFFLINE": "1", **os.environ}
         with self.log.open("w") as output:
             program = [sys.executable, str(Path(__file__).with_name("serve.py")), *words]
             self.process = subprocess.Popen(program, stdout=output, stderr=output, env=env)

@@ -76,7 +76,8 @@ def _launches(cases: Sequence[Case]) -> str:
 def _tables(study: Study, key: str) -> list[Part]:
     parts: list[Part] = []
     means: dict[str, dict[str, float]] = {}
-    alone = all(len(cases) == 1 for cases in study.modes.values())
+    every = [case for cases in study.modes.values() for case in cases]
+    alone = len(every) == len(study.modes) and len({str(case.task) for case in every}) == 1
     for mode, cases in study.modes.items():
         found = [(kind, way, ratios(cases, kind, way)) for kind, way in comparisons(cases)]
         found = [each for each in found if each[2]]
