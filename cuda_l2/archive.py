@@ -35,7 +35,7 @@ class Archive(Closing):
         """
         self.path = place_of(path)
         self.holder = uuid.uuid4().hex
-        """Of this object's claims. Who goes on with a dead one's work takes its place."""
+        """Name under which this object claims; another that goes on with a dead one's work takes its name."""
         self._db = open_database(self.path, "read" if reading else "make")
 
     def append(self, trial: Trial) -> None:

@@ -22,7 +22,7 @@ THEMES = ("light", "dark")
 SHAPES = [f"{m}x{n}x{k}" for m, n, k in itertools.product((64, 128, 256), repeat=3)]
 EVIL = "<img src=x onerror=alert(1)>"
 LEAST_CONTRAST = 4.5
-"""Of text with what is behind it (WCAG 2, level AA)."""
+"""Least contrast ratio of text with what is behind it (WCAG 2, level AA)."""
 
 FAINT = """(least) => {
   const channels = (text) => (text.match(/[\\d.]+/g) || []).map(Number);

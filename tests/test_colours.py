@@ -1,4 +1,4 @@
-"""The pages' colours: each stands out from the background, and each pair is told apart, by the colour-blind too."""
+"""The pages' colours: each stands out from the background, and the colour-blind too can distinguish each pair."""
 
 import itertools
 import re

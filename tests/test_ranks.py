@@ -1,6 +1,7 @@
 """Several processes that train together: two on the CPU stand in for two GPUs."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -87,11 +88,24 @@ def test_each_process_judges_its_own_answers(tmp_path) -> None:
     assert first == second and len(first) == 2  # of all answers
 
 
-def test_where_one_process_fails_all_end(monkeypatch) -> None:
-    program = "import os, time\nif os.environ['RANK'] == '1': raise SystemExit(3)\ntime.sleep(1e6)"
+def test_where_one_process_fails_all_end(tmp_path, monkeypatch) -> None:
+    begun = tmp_path / "begun"
+    program = f"""
+import os, pathlib, time
+begun = pathlib.Path({str(begun)!r})
+if os.environ["RANK"] == "1":
+    while not begun.exists():
+        time.sleep(0.01)
+    raise SystemExit(3)
+begun.with_name("partial").write_text(str(os.getpid()))
+begun.with_name("partial").rename(begun)
+time.sleep(1e6)
+"""
     monkeypatch.setattr(sys, "argv", ["cuda-l2"])
     with pytest.raises(UserError, match="the process on GPU 5 ended with status 3, and the others with it"):
         ranks.launch(["4", "5"], (sys.executable, "-c", program))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 def test_one_process_trains_on_one_gpu_though_it_sees_two(tmp_path) -> None:

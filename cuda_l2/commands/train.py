@@ -286,7 +286,7 @@ def _decisive(stage: "StageSettings", settings: TrainSettings, data: Any) -> dic
 
 
 def _say(text: str) -> None:
-    """Of several processes that train together the first speaks."""
+    """Print a line to standard error, in the first of the processes that train together alone."""
     from cuda_l2.learn import ranks
 
     if not ranks.rank():

@@ -38,7 +38,7 @@ PROMPTS = (
 )
 PAUSE_S = 0.2
 LINES = 60
-"""Of the output of a server that fails, how many are shown."""
+"""Number of last lines that are shown of the output of a server that fails."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the servers are on this machine
 Arm = tuple[str, bool]
 """A server's options, and whether its models are accelerated."""
