@@ -1,9 +1,10 @@
 """A process of a pool with scripted times. Where the file that POOL_DIES names is there it is killed, once, while it
-judges. A file of its pid in the folder POOL_PIDS says that it runs.
+judges; it hangs instead where the file says so. A file of its pid in the folder POOL_PIDS says that it runs.
 """
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import kept_baselines
@@ -20,6 +21,8 @@ if __name__ == "__main__":
     def judged(evaluator, *arguments, **named):
         trial = judge(evaluator, *arguments, **named)
         if dies.exists() and trial.timing:
+            while dies.read_text() == "hangs":
+                time.sleep(1e6)
             dies.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return trial

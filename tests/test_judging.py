@@ -26,6 +26,7 @@ from cuda_l2.runs import pool, workers
 from cuda_l2.runs.judging import JudgePool, require_known
 from cuda_l2.search import judge_group
 from cuda_l2.settings import Settings
+from cuda_l2.store.opening import open_database
 from cuda_l2.system.errors import UserError
 
 GEMM = Gemm(64, 48, 80)
@@ -140,6 +141,22 @@ def test_several_shapes_are_searched_by_two_processes_though_one_is_killed(dies,
     assert set(tried.values()) == {1} and {task for task, _ in tried} == set(SHAPES)
 
 
+def test_ctrl_c_of_several_shapes_leaves_no_claim(dies, tmp_path) -> None:
+    """Each process hangs when it has judged a candidate, which nobody else may judge then."""
+    dies.write_text("hangs")
+    archive = tmp_path / "archive.db"
+    words = [sys.executable, Path(FOLDER) / "pooled_cli.py", "optimize", *SHAPES, "--target", "cpu", "--workers", "2"]
+    words += ["--policy", "random", "--archive", archive, "--budget", "1h"]
+
+    def claims() -> int:
+        with contextlib.suppress(UserError), open_database(archive, "read") as read:  # not there yet
+            return read.read("held")[0][0]
+        return 0
+
+    interrupt_when(lambda: claims() == 2, words)
+    assert claims() == 0
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("shapes", [SHAPES, SHAPES[:1]], ids=["shapes", "candidates"])
 def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(dies, tmp_path, monkeypatch, shapes) -> None:
@@ -170,6 +187,7 @@ def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:
         workers.gpus("2", "cpu")
     with pytest.raises(UserError, match="limit --trials instead"):
         asked = OptimizeSettings(model=ModelSettings(tokens=1000))
-        list(command._searched_apart([GEMM, GEMM], GPUS, asked))
+        with Archive(tmp_path / "archive.db") as archive:
+            list(command._searched_apart([GEMM, GEMM], GPUS, asked, archive))
     with pytest.raises(UserError, match="leave --workers out"):
         require_known(Operation("kernelbench/level1/19_ReLU"))

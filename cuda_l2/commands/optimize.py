@@ -3,7 +3,6 @@
 import contextlib
 import shlex
 import sys
-import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from cuda_l2.system.place import Place, file_of
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
+    from cuda_l2.archive import Archive
     from cuda_l2.optimizer import Optimizer, Result
 
 COMMAND = "cuda-l2", "optimize"
@@ -86,7 +86,7 @@ def command(
         for task in parsed:
             optimizer.require_feasible(task)
         if gpus and len(parsed) > 1:
-            results = _searched_apart(parsed, gpus, settings)
+            results = _searched_apart(parsed, gpus, settings, optimizer.archive)
         else:
             results = _searched(optimizer, parsed, gpus, began)
         with contextlib.closing(results):
@@ -127,10 +127,16 @@ def _searched(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str
             yield result
 
 
-def _searched_apart(wanted: Sequence[Task], gpus: Sequence[str], settings: OptimizeSettings) -> Generator["Result"]:
-    """The tasks in order, each searched and reported by the next of the GPUs' processes that is free."""
+def _searched_apart(
+    wanted: Sequence[Task], gpus: Sequence[str], settings: OptimizeSettings, archive: "Archive"
+) -> Generator["Result"]:
+    """The tasks in order, each searched and reported by the next of the GPUs' processes that is free.
+
+    archive: in which the claims of processes that were ended are ended too.
+    """
     from cuda_l2.runs.judging import require_known
     from cuda_l2.runs.pool import Pool
+    from cuda_l2.store import holder
 
     model = settings.model
     if (model.tokens, model.money, model.model_seconds) != (None, None, None):
@@ -139,8 +145,12 @@ def _searched_apart(wanted: Sequence[Task], gpus: Sequence[str], settings: Optim
         require_known(task)
     if not settings.json:
         tell(f"{counted(len(wanted), 'task')} on {counted(len(gpus), 'GPU')}, {settings.budget_s:g} s of search each")
-    with Pool(gpus, Searching(settings), tell, settings.budget_s + REPORT_S) as pool:
-        results = [pool.begin((task, uuid.uuid4().hex)) for task in wanted]
+    with contextlib.ExitStack() as held:
+        names = [holder.new() for _ in wanted]
+        for name in names:
+            held.callback(archive.release_all, name)
+        pool = held.enter_context(Pool(gpus, Searching(settings), tell, settings.budget_s + REPORT_S))
+        results = [pool.begin(request) for request in zip(wanted, names, strict=True)]
         try:
             for result in results:
                 yield result.result()
