@@ -152,6 +152,11 @@ class Evaluator(Closing):
         self.best_speedup = max(self.best_speedup, trial.speedup)
         return trial
 
+    def failed(self, candidate: Candidate, reason: str) -> Trial:
+        """The trial of a candidate of which every process died that was to build and judge it."""
+        build = Build(candidate.id, BuildStatus.FAILED, reason)
+        return self._trial(candidate, build, None, None, None, self.rig.protocols[SEARCH.name])
+
     def evaluate(
         self, candidates: Sequence[Candidate], protocol: Protocol | None = None, *, full: bool = False
     ) -> Iterator[Trial]:

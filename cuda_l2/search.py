@@ -11,10 +11,11 @@ from cuda_l2.archive import LEASE_S, Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
+from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Build, BuildStatus, Candidate, Task, TimingStatus, Trial
 from cuda_l2.reward import RewardSettings
 from cuda_l2.system.closing import Closing
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.steps import step
 
 LATE = 0.1
@@ -327,9 +328,29 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
         if not self._judges:
             return self._evaluator.judge(candidate, self._build(candidate))
         with step("waiting for the workers"):
-            found = (begun or self._begin(self._judges, candidate)).result()
+            try:
+                found = (begun or self._begin(self._judges, candidate)).result()
+            except DeadlyError as error:
+                return self._deadly(candidate, self._judges, str(error))
         shares = {stage: s / self._judges.count for stage, s in found.stage_seconds.items()}
         return self._evaluator.take(found.trial, shares, found.queued_s / self._judges.count)
+
+    def _deadly(self, candidate: Candidate, judges: Judges, how: str) -> Trial:
+        """The trial of a candidate of which all processes died. how: what became of them.
+
+        UserError where they die of a kernel of ours too, or there is none to try: that says nothing of the candidate.
+        """
+        ours = default_candidates(self._evaluator.task, self._evaluator.target)
+        other = next((each for each in ours if each.id != candidate.id), None)
+        try:
+            if other is None:
+                raise DeadlyError(how)
+            self._begin(judges, other).result()
+        except DeadlyError as error:
+            raise UserError(
+                f"no process judges a kernel and lives: {error}; `cuda-l2 doctor` says what this machine has"
+            ) from None
+        return self._evaluator.failed(candidate, how)
 
     def _begin(self, judges: Judges, candidate: Candidate) -> "Future[Judged]":
         evaluator = self._evaluator

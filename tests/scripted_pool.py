@@ -1,5 +1,5 @@
 """A process of a pool with scripted times. Where the file that POOL_DIES names is there it is killed, once, while it
-judges; it hangs instead where the file says so. A file of its pid in the folder POOL_PIDS says that it runs.
+judges. Where the file has a text it hangs instead, or is killed by each task or source that holds the text. A file of its pid in the folder POOL_PIDS says that it runs.
 """
 
 import os
@@ -18,12 +18,14 @@ if __name__ == "__main__":
     kept_baselines.install(setattr)
     dies, judge = Path(os.environ.get("POOL_DIES", "/nowhere")), Evaluator.judge
 
-    def judged(evaluator, *arguments, **named):
-        trial = judge(evaluator, *arguments, **named)
-        if dies.exists() and trial.timing:
-            while dies.read_text() == "hangs":
-                time.sleep(1e6)
+    def judged(evaluator, candidate, *arguments, **named):
+        trial = judge(evaluator, candidate, *arguments, **named)
+        text = dies.read_text() if dies.exists() else None
+        while text == "hangs":
+            time.sleep(1e6)
+        if text == "" and trial.timing:
             dies.unlink()
+        if (text == "" and trial.timing) or (text and text in f"{evaluator.task} {candidate.source}"):
             os.kill(os.getpid(), signal.SIGKILL)
         return trial
 

@@ -28,6 +28,7 @@ from cuda_l2.search import judge_group
 from cuda_l2.settings import Settings
 from cuda_l2.store.opening import open_database
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks import parse
 
 GEMM = Gemm(64, 48, 80)
 SHAPES = ["16x16x16", "16x16x32"]
@@ -87,6 +88,50 @@ def test_a_candidate_that_another_search_judges_is_left_to_it(dies, tmp_path, ri
             other.append(trial)
             assert next(group) == (trial, True)
         assert len(archive.trials(GEMM)) == 2
+
+
+def test_a_candidate_that_all_processes_die_of_is_rejected_and_the_others_are_judged(dies, tmp_path, rig) -> None:
+    good, bad = candidates(rig, 2)
+    bad = replace(bad, source=f"{bad.source}// deadly\n")
+    dies.write_text("// deadly")
+    with (
+        Archive(tmp_path / "archive.db") as archive,
+        Evaluator(GEMM, rig) as evaluator,
+        JudgePool(GPUS, "cpu", print) as judges,
+        judge_group(evaluator, archive, [bad, good], judges=judges) as group,
+    ):
+        (rejected, _), (other, _) = group
+        assert (rejected.candidate, rejected.status, other.status) == (bad, "failed", "measured")
+        assert rejected.reason == "3 processes died of it, one after the other; the last was killed by signal 9"
+        assert rejected.reward == evaluator.rewards.unbuildable and archive.trials(GEMM) == [rejected, other]
+
+
+@pytest.mark.full
+def test_where_processes_die_of_every_candidate_none_is_rejected(dies, tmp_path, rig) -> None:
+    dies.write_text(str(GEMM))
+    with (
+        Archive(tmp_path / "archive.db") as archive,
+        Evaluator(GEMM, rig) as evaluator,
+        JudgePool(GPUS[:1], "cpu", print) as judges,
+        judge_group(evaluator, archive, candidates(rig, 1), judges=judges) as group,
+    ):
+        with pytest.raises(UserError, match="no process judges a kernel and lives: 3 processes died of it"):
+            next(group)
+        assert archive.trials(GEMM) == []
+
+
+def test_a_shape_that_all_processes_die_of_ends_no_other(dies, tmp_path, monkeypatch) -> None:
+    dies.write_text(f"{SHAPES[0]} ")
+    settings = OptimizeSettings(3600, 1, "random", target="cpu", protocol="offline", archive=tmp_path / "archive.db")
+    found = []
+    with Archive(tmp_path / "archive.db") as archive:
+        results = command._searched_apart([parse(shape) for shape in SHAPES], GPUS, settings, archive)
+        with pytest.raises(UserError, match=f"not all tasks were searched; the last that failed is {SHAPES[0]}: 3 pro"):
+            for result in results:
+                found.append(str(result.task))
+    assert found == SHAPES[1:]
+    with Archive(tmp_path / "archive.db", reading=True) as archive:
+        assert {str(trial.task) for trial in archive.trials()} == {SHAPES[1]}
 
 
 def test_what_nobody_awaited_is_given_back(dies, tmp_path, rig) -> None:

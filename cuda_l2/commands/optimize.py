@@ -15,7 +15,7 @@ from cuda_l2.commands._options import end_interrupted, require_target, tell
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
 from cuda_l2.settings import Settings
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.files import read_text, write_text
 from cuda_l2.system.place import Place, file_of
 from cuda_l2.system.text import counted
@@ -152,8 +152,15 @@ def _searched_apart(
         pool = held.enter_context(Pool(gpus, Searching(settings), tell, settings.budget_s + REPORT_S))
         results = [pool.begin(request) for request in zip(wanted, names, strict=True)]
         try:
-            for result in results:
-                yield result.result()
+            failed = ""
+            for task, result in zip(wanted, results, strict=True):
+                try:
+                    yield result.result()
+                except DeadlyError as error:  # the others are searched all the same
+                    failed = f"{task}: {error}"
+                    tell(failed)
+            if failed:
+                raise UserError(f"not all tasks were searched; the last that failed is {failed}")
         except KeyboardInterrupt:
             end_interrupted()
 

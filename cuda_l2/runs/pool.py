@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cuda_l2.runs.workers import TRIES, seen
 from cuda_l2.system.closing import Closing
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.line_process import LineProcess, packed, unpacked
 from cuda_l2.system.text import plain
 
@@ -36,6 +36,8 @@ class _Order:
     request: Any
     future: "Future[Any]"
     given_out: int = 0
+    left_out: list[str] = field(default_factory=list)
+    """GPUs that were left out when a process died of it."""
 
 
 class Pool(Closing):
@@ -50,12 +52,16 @@ class Pool(Closing):
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._processes: dict[str, LineProcess] = {}
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._serve, args=(gpu, seen(gpu, gpus)), daemon=True) for gpu in gpus]
-        for thread in self._threads:
-            thread.start()
+        self._gpus, self._threads = tuple(gpus), list[threading.Thread]()
+        for gpu in gpus:
+            self._start(gpu)
+
+    def _start(self, gpu: str) -> None:
+        self._threads.append(threading.Thread(target=self._serve, args=(gpu, seen(gpu, self._gpus)), daemon=True))
+        self._threads[-1].start()
 
     def begin(self, request: Any) -> "Future[Any]":
-        """The answer, once a process has given it. UserError where one says so, or TRIES of them died of it."""
+        """The answer, once a process has given it. UserError where one says so, DeadlyError where TRIES of them die."""
         order = _Order(request, Future())
         self._orders.put(order)
         return order.future
@@ -84,13 +90,13 @@ class Pool(Closing):
                 order.future.set_exception(error)
                 continue
             deaths = 0 if answered else deaths + 1
-            if deaths == TRIES - 1 and self._left_out(gpu):
+            if deaths == TRIES - 1 and self._left_out(gpu, order):
                 return
         if process := self._processes.pop(gpu, None):
             process.close()
 
     def _answered(self, order: _Order, gpu: str, visible: str) -> bool:
-        """Have a GPU's process answer; False where it ended before."""
+        """Have a GPU's process answer; False where it ended before, and another is to answer."""
         process = self._process(gpu, visible)
         if process is None:
             order.future.set_exception(CancelledError())
@@ -102,20 +108,21 @@ class Pool(Closing):
         elif "error" in answer:
             order.future.set_exception(UserError(answer["error"]))
         else:
-            self._lost(gpu, order)
-        return bool(answer)
+            return not self._lost(gpu, order)
+        return True
 
     def _tell(self, line: str) -> None:
         """Say a line; a reader that has gone ends no request."""
         with contextlib.suppress(OSError):
             self._say(plain(line))
 
-    def _left_out(self, gpu: str) -> bool:
-        """Leave a GPU out, unless it is the last."""
+    def _left_out(self, gpu: str, order: _Order) -> bool:
+        """Leave a GPU out, unless it is the last. order: of which its last process died."""
         with self._lock:
             if self._closed or self._serving == 1:
                 return False
             self._serving -= 1
+            order.left_out.append(gpu)
         self._tell(f"GPU {gpu}: left out, since one process after the other died on it")
         return True
 
@@ -128,8 +135,8 @@ class Pool(Closing):
                 self._processes[gpu] = LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
             return self._processes[gpu]
 
-    def _lost(self, gpu: str, order: _Order) -> None:
-        """A process has ended before it answered."""
+    def _lost(self, gpu: str, order: _Order) -> bool:
+        """A process has ended before it answered; whether its order is given out again."""
         with self._lock:
             process, closed = self._processes.pop(gpu), self._closed
         status = process.close()
@@ -140,5 +147,17 @@ class Pool(Closing):
         elif order.given_out < TRIES:
             self._orders.put(order)
             self._tell(f"GPU {gpu}: its process {how}; what it had in flight is given out again")
+            return True
         else:
-            order.future.set_exception(UserError(f"{TRIES} processes died of one request, the last {how}"))
+            self._take_back(order)
+            order.future.set_exception(
+                DeadlyError(f"{TRIES} processes died of it, one after the other; the last {how}")
+            )
+        return False
+
+    def _take_back(self, order: _Order) -> None:
+        """Let GPUs work again that were left out for an order of which the others' processes died too."""
+        with self._lock:
+            for gpu in order.left_out if not self._closed else ():
+                self._serving += 1
+                self._start(gpu)
