@@ -3,7 +3,7 @@
 import collections
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,8 @@ from cuda_l2.system.steps import step
 
 LATE = 0.1
 """Share of the budget by which the last candidate may be expected to end late."""
+RENEW_S = LEASE_S / 3
+"""How often the claims of candidates that other processes judge, or that wait for one, are renewed."""
 POLL_S = 0.2
 """How often a search asks for the trial of a kernel that another one judges."""
 
@@ -274,6 +276,7 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
         self._begun: dict[str, tuple[Candidate, Future[Judged]]] = {}
         """Those that other processes judge for this search, by id."""
         if judges:
+            archive.renew()  # those of groups that are judged meanwhile
             evaluator.rig.prefetch(self._left)  # all cores build what a process asks for one by one
             for candidate in filter(self._mine, self._left):
                 self._begun[candidate.id] = candidate, self._begin(judges, candidate)
@@ -329,7 +332,7 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
             return self._evaluator.judge(candidate, self._build(candidate))
         with step("waiting for the workers"):
             try:
-                found = (begun or self._begin(self._judges, candidate)).result()
+                found = self._awaited(begun or self._begin(self._judges, candidate))
             except DeadlyError as error:
                 return self._deadly(candidate, self._judges, str(error))
         shares = {stage: s / self._judges.count for stage, s in found.stage_seconds.items()}
@@ -345,12 +348,17 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
         try:
             if other is None:
                 raise DeadlyError(how)
-            self._begin(judges, other).result()
+            self._awaited(self._begin(judges, other))
         except DeadlyError as error:
             raise UserError(
                 f"no process judges a kernel and lives: {error}; `cuda-l2 doctor` says what this machine has"
             ) from None
         return self._evaluator.failed(candidate, how)
+
+    def _awaited(self, future: "Future[Judged]") -> Judged:
+        while not wait([future], RENEW_S).done:
+            self._archive.renew()
+        return future.result()
 
     def _begin(self, judges: Judges, candidate: Candidate) -> "Future[Judged]":
         evaluator = self._evaluator

@@ -1,10 +1,12 @@
 """store/: every kind of archive keeps, claims, copies and checks alike; files of before open as they are."""
 
+import concurrent.futures
 import os
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ import pytest
 from conftest import honest_source
 from made import trial
 
-from cuda_l2.archive import Archive
+from cuda_l2 import search
+from cuda_l2.archive import LEASE_S, Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm._base import Message, Outcome, Reply
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Candidate, Gemm, Trial, to_json
-from cuda_l2.search import POLL_S, judge_group
+from cuda_l2.search import POLL_S, Judged, Order, judge_group
 from cuda_l2.store import holder, statements
 from cuda_l2.store.checking import check
 from cuda_l2.store.copying import BATCH, copy
@@ -372,6 +375,60 @@ def test_nobody_is_waited_for_beyond_the_budget(searching: Any, archive: Archive
     others.stores_after, evaluator.ends = 0, 5.0
     judged = list(judge_group(evaluator, archive, group[:1]))
     assert [known for _, known in judged] == [False] and others.slept == 5
+
+
+class Waiting:
+    """Judges whose answers are not there when the first is awaited; meanwhile all claims run out."""
+
+    count = 1
+
+    def __init__(self, archive: Archive, trials: Sequence[Trial]) -> None:
+        self._archive, self._trials = archive, {trial.candidate.id: trial for trial in trials}
+        self._begun: dict[str, Future[Judged]] = {}
+        self.waited = list[float]()
+
+    def begin(self, order: Order) -> "Future[Judged]":
+        return self._begun.setdefault(order.candidate.id, Future())
+
+    def expire(self) -> None:
+        path = file_of(self._archive.path)
+        assert path
+        with sqlite3.connect(path) as db:
+            db.execute("UPDATE claims SET expires = 0")
+
+    def wait(self, futures: Sequence["Future[Judged]"], timeout_s: float) -> Any:
+        self.waited.append(timeout_s)
+        if len(self.waited) == 1:
+            self.expire()
+            return concurrent.futures.wait(futures, 0.0)
+        for key, future in self._begun.items():
+            if not future.done():
+                future.set_result(Judged(self._trials[key], {}, 0.0))
+        return concurrent.futures.wait(futures)
+
+
+def test_what_waits_for_a_process_stays_claimed(searching: Any, archive: Archive, monkeypatch: Any) -> None:
+    evaluator, others, group = searching
+    judges = Waiting(archive, list(evaluator.evaluate(group)))
+    machine = evaluator.target.machine
+    with (
+        judge_group(evaluator, archive, group[1:2], judges=judges) as first,
+        judge_group(evaluator, archive, group[2:], judges=judges) as second,
+    ):
+        monkeypatch.setattr(search, "wait", judges.wait)
+        next(first)
+        assert judges.waited == [LEASE_S / 3] * 2
+        assert not others.archive.claim(evaluator.task, group[2], machine, SEARCH.name)
+        next(second)
+
+
+def test_what_was_begun_before_stays_claimed_when_a_group_begins(searching: Any, archive: Archive) -> None:
+    evaluator, others, group = searching
+    judges = Waiting(archive, [])
+    with judge_group(evaluator, archive, group[1:2], judges=judges):
+        judges.expire()
+        with judge_group(evaluator, archive, group[2:], judges=judges):
+            assert not others.archive.claim(evaluator.task, group[1], evaluator.target.machine, SEARCH.name)
 
 
 def test_an_interrupted_judgement_gives_its_claim_back(searching: Any, archive: Archive, monkeypatch: Any) -> None:
