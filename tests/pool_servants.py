@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.lock import machine_lock
 
 FOLDER = str(Path(__file__).parent)
@@ -50,6 +50,8 @@ class Scripted:
         if word == "locked":
             with machine_lock():
                 pass
+        if word == "fails once" and not before:
+            raise MachineError("the driver's\nown words")
         if word == "no":
             raise UserError("no such word")
         if word == "broken":

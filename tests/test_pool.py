@@ -133,6 +133,16 @@ def test_the_end_of_a_pool_ends_what_its_processes_have_started(pool, tmp_path) 
     wait_until(lambda: not running(pids(tmp_path / "held")[0]))
 
 
+def test_a_failure_of_the_machine_is_one_line_and_what_was_in_flight_is_given_out_again(pool, said, tmp_path) -> None:
+    assert pool.begin("fails once").result() in ("3,5", "5,3")
+    assert len(set(pids(tmp_path / "fails once"))) == 2
+    (line,) = [line for line in said if not line.endswith(": fails once")]
+    assert line[len("GPU 3: ") :] == (
+        "its process ended: the machine failed: the driver's own words; `cuda-l2 doctor` says what it has;"
+        " what it had in flight is given out again"
+    )
+
+
 def test_an_error_for_users_is_an_answer(pool, said) -> None:
     with pytest.raises(UserError, match="no such word"):
         pool.begin("no").result()

@@ -108,7 +108,7 @@ class Pool(Closing):
         elif "error" in answer:
             order.future.set_exception(UserError(answer["error"]))
         else:
-            return not self._lost(gpu, order)
+            return not self._lost(gpu, order, answer.get("failed", ""))
         return True
 
     def _tell(self, line: str) -> None:
@@ -135,13 +135,14 @@ class Pool(Closing):
                 self._processes[gpu] = LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
             return self._processes[gpu]
 
-    def _lost(self, gpu: str, order: _Order) -> bool:
-        """A process has ended before it answered; whether its order is given out again."""
+    def _lost(self, gpu: str, order: _Order, failed: str) -> bool:
+        """A process has ended before it answered; whether its order is given out again. failed: why, if it said so."""
         with self._lock:
             process, closed = self._processes.pop(gpu), self._closed
         status = process.close()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         how = f"gave no answer for {self._limit_s:.0f} s" if process.late else how
+        how = f"ended: {failed}" if failed else how
         if closed:
             order.future.set_exception(CancelledError())
         elif order.given_out < TRIES:
