@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import require_gone
+from waiting import require_gone, wait_until
 
 from cuda_l2.runs import on_ray
 from cuda_l2.system.errors import UserError
@@ -27,9 +27,17 @@ while len(done) < 4:
             time.sleep(0.02)  # until the head has them
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
+    if mode == "hangs" and len(done) == 2 and not (place / "stopped").exists():
+        while not (place / "results.jsonl").exists() or len((place / "results.jsonl").read_text().split()) < 2:
+            time.sleep(0.02)
+        (place / "stopped").write_text(str(os.getppid()))
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(600)
 sys.exit(3 if mode == "fails" else 0)
 """
-"""A command that stores four lines. killed: ends the actor that it runs in, once, when the head has two of them."""
+"""A command that stores four lines. killed, hangs: ends or stops the actor that it runs in, once, when the head has two
+of them.
+"""
 
 DRIVER = """
 import json, sys
@@ -50,6 +58,28 @@ with on_ray.cluster("ray") as slots:
     has = int(has.get("GPU", 0)) or int(has["CPU"])
     print(json.dumps({"slots": len(slots), "said": said, "has": has, "listens": listens}))
 """
+HANGS = """
+import json, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from cuda_l2.runs import on_ray
+on_ray.STEP_S, program, place, said = 0.1, (sys.executable, "-c", sys.argv[1]), Path(sys.argv[2]) / "part", []
+stopped, now = place / "stopped", [0.0]
+def hangs():
+    try:
+        return Path("/proc", stopped.read_text(), "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+def clock():
+    if hangs() and not any("again" in line for line in said):
+        now[0] += 2 * on_ray.ANSWER_S
+    return now[0]
+on_ray.time = SimpleNamespace(monotonic=clock)
+with on_ray.cluster("ray"):
+    on_ray.share({"ray-0": ["hangs", str(place), "--out", str(place)]}, said.append, program)
+    print(json.dumps(said))
+"""
+"""The clock stands still, but when the actor is seen stopped."""
 
 
 @pytest.fixture
@@ -153,3 +183,14 @@ def test_an_actor_that_is_killed_costs_what_it_had_not_sent(tmp_path: Path) -> N
     ]
     assert found["slots"] == found["has"]
     assert found["listens"] and all(loopback(address) for address in found["listens"])
+
+
+def test_an_actor_that_hangs_costs_what_it_had_not_sent(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'cuda-l2[ray]'")
+    done = subprocess.run([sys.executable, "-c", HANGS, PART, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = (tmp_path / "part" / "results.jsonl").read_text().split()
+    assert [line.rpartition("-")[0] for line in found] == [f"hangs-{number}" for number in range(4)]
+    assert found[0].split("-")[2] == found[1].split("-")[2] != found[2].split("-")[2]
+    wait_until(lambda: not Path("/proc", (tmp_path / "part" / "stopped").read_text()).exists())
+    assert "ray-0: it gave no answer for 300 s; started again" in json.loads(done.stdout.splitlines()[-1])
