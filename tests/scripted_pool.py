@@ -1,5 +1,6 @@
 """A process of a pool with scripted times. Where the file that POOL_DIES names is there it is killed, once, while it
-judges. Where the file has a text it hangs instead, or is killed by each task or source that holds the text. A file of its pid in the folder POOL_PIDS says that it runs.
+judges. Where the file has a text it hangs instead, or is killed by each task or source that holds the text. A file of
+its pid in the folder POOL_PIDS, with its parent's name, says that it runs.
 """
 
 import os
@@ -12,6 +13,7 @@ import scripted_times
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.runs import pool_worker
+from cuda_l2.system import process_tree
 
 if __name__ == "__main__":
     scripted_times.install(setattr)
@@ -31,5 +33,5 @@ if __name__ == "__main__":
 
     Evaluator.judge = judged
     if "POOL_PIDS" in os.environ:
-        (Path(os.environ["POOL_PIDS"]) / str(os.getpid())).touch()
+        (Path(os.environ["POOL_PIDS"]) / str(os.getpid())).write_text(process_tree.name_of(os.getppid()))
     pool_worker.main()

@@ -23,7 +23,7 @@ from cuda_l2.optimizer import Optimizer
 from cuda_l2.propose._base import FamilySpace, draw
 from cuda_l2.records import Candidate, Gemm, Operation, Trial
 from cuda_l2.runs import pool, workers
-from cuda_l2.runs.judging import JudgePool, require_known
+from cuda_l2.runs.judging import JudgePool, require_gpus, require_known
 from cuda_l2.search import judge_group
 from cuda_l2.settings import Settings
 from cuda_l2.store.opening import open_database
@@ -230,6 +230,8 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(dies, tmp_path, 
 def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:
     with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
         workers.gpus("2", "cpu")
+    with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
+        require_gpus("ray", "cpu")
     with pytest.raises(UserError, match="limit --trials instead"):
         asked = OptimizeSettings(model=ModelSettings(tokens=1000))
         with Archive(tmp_path / "archive.db") as archive:

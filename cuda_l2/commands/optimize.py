@@ -43,8 +43,9 @@ class OptimizeSettings(Settings):
     """Write what the archive holds of these tasks as one HTML page too. It replaces the page of an earlier search, and
     no other file."""
     workers: Annotated[str, Parameter(group="Several GPUs")] = ""
-    """Several GPUs of this machine, a process each: auto for all, or how many. Of several shapes each searches one at a
-    time; the candidates of a single one are shared."""
+    """Several GPUs, a process each: auto for all of this machine, or how many. Of several shapes each searches one at a
+    time; the candidates of a single one are shared. ray://HOST:PORT for GPUs of a Ray cluster, ray for one that is
+    started here: they share the candidates of one shape after the other (docs/scale.md)."""
 
 
 def command(
@@ -71,9 +72,11 @@ def command(
         stages.stage("loading PyTorch", always=False)
 
         from cuda_l2.machine import chosen
-        from cuda_l2.runs import workers
+        from cuda_l2.runs import on_ray, workers
+        from cuda_l2.runs.judging import require_gpus
 
-        gpus = workers.gpus(settings.workers, settings.target) if settings.workers else []
+        if settings.workers:
+            require_gpus(settings.workers, settings.target)
         parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
         from cuda_l2.optimizer import Optimizer
@@ -85,10 +88,11 @@ def command(
     with optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
-        if gpus and len(parsed) > 1:
+        if settings.workers and len(parsed) > 1 and not on_ray.is_ray(settings.workers):
+            gpus = workers.gpus(settings.workers, settings.target)
             results = _searched_apart(parsed, gpus, settings, optimizer.archive)
         else:
-            results = _searched(optimizer, parsed, gpus, began)
+            results = _searched(optimizer, parsed, began)
         with contextlib.closing(results):
             for result in results:
                 if settings.json:
@@ -104,18 +108,19 @@ def command(
         sys.exit(1)
 
 
-def _searched(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str], began: float) -> Generator["Result"]:
-    """One task after the other; processes on these GPUs, if any, judge the candidates. began: when the command did."""
+def _searched(optimizer: "Optimizer", wanted: Sequence[Task], began: float) -> Generator["Result"]:
+    """One task after the other; processes of --workers, if any, judge the candidates. began: when the command did."""
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.rigs import Request
-    from cuda_l2.runs.judging import JudgePool
+    from cuda_l2.runs.judging import judge_pool
 
     settings = optimizer.settings
     assert isinstance(settings, OptimizeSettings)
     with contextlib.ExitStack() as held:
-        if gpus:
+        if settings.workers:
             request = Request(retune=settings.retune, tuning=settings.tuning)
-            optimizer.judges = held.enter_context(JudgePool(gpus, optimizer.target.name, tell, request))
+            pool = judge_pool(settings.workers, optimizer.target.name, tell, request)
+            optimizer.judges = held.enter_context(pool)
         for number, task in enumerate(wanted):
             plan = optimizer.plan(task)
             if not settings.json:

@@ -1,4 +1,4 @@
-"""Candidates that a process for each GPU of this machine judges, in place of the one that proposes them."""
+"""Candidates that a process for each GPU judges in place of the one that proposes them."""
 
 import collections
 import contextlib
@@ -11,7 +11,8 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.records import Task
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import Request, Rig, open_rig
-from cuda_l2.runs.pool import Pool
+from cuda_l2.runs import on_ray, pool, workers
+from cuda_l2.runs.pool import Pool, Start
 from cuda_l2.search import Judged, Order
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
@@ -71,9 +72,14 @@ class JudgePool(Closing):
     """The processes of a search or a training run. A context manager; `search.Judges` describes it."""
 
     def __init__(
-        self, gpus: Sequence[str], target: str, say: Callable[[str], None], request: Request = Request()
+        self,
+        gpus: Sequence[str],
+        target: str,
+        say: Callable[[str], None],
+        request: Request = Request(),
+        start: Start = pool.on_this_machine,
     ) -> None:
-        self._pool = Pool(gpus, Judging(target, request), say, LIMIT_S)
+        self._pool = Pool(gpus, Judging(target, request), say, LIMIT_S, start)
         self.count = self._pool.count
         self._under_way: dict[tuple[Task, str], Future[Judged]] = {}
         self._lock = threading.Lock()
@@ -96,6 +102,27 @@ class JudgePool(Closing):
 
     def close(self) -> None:
         self._pool.close()
+
+
+def require_gpus(asked: str, target: str) -> None:
+    """UserError where --workers asks for what this machine and the target cannot have."""
+    if not on_ray.is_ray(asked):
+        workers.gpus(asked, target)
+    elif target == "cpu":
+        raise UserError(workers.ON_CPU)
+
+
+@contextlib.contextmanager
+def judge_pool(
+    asked: str, target: str, say: Callable[[str], None], request: Request = Request()
+) -> Iterator[JudgePool]:
+    """The pool that --workers asks for, on this machine's GPUs or a Ray cluster's. target: cpu or cuda."""
+    require_gpus(asked, target)
+    ray = on_ray.is_ray(asked)
+    gpus = on_ray.cluster(asked) if ray else contextlib.nullcontext(workers.gpus(asked, target))
+    start: Start = pool.on_ray if ray else pool.on_this_machine
+    with gpus as found, JudgePool(found, target, say, request, start) as judges:
+        yield judges
 
 
 def require_known(task: Task) -> None:

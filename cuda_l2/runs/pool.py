@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from cuda_l2.runs.workers import TRIES, seen
 from cuda_l2.system.closing import Closing
@@ -21,7 +21,24 @@ from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.line_process import LineProcess, packed, unpacked
 from cuda_l2.system.text import plain
 
+if TYPE_CHECKING:
+    from cuda_l2.runs.pool_on_ray import RayProcess
+
 MAIN = "cuda_l2.runs.pool_worker"
+Start: TypeAlias = "Callable[[str], LineProcess | RayProcess]"
+"""Starts the process of a GPU that has this value of CUDA_VISIBLE_DEVICES."""
+
+
+def on_this_machine(visible: str) -> LineProcess:
+    return LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
+
+
+def on_ray(visible: str) -> "RayProcess":
+    """On the cluster that this process is connected to, on the GPU that Ray gives it."""
+    from cuda_l2.runs.pool_on_ray import RayProcess  # noqa: PLC0415
+
+    del visible
+    return RayProcess(MAIN)
 
 
 class Servant(Protocol):
@@ -43,14 +60,21 @@ class _Order:
 class Pool(Closing):
     """A process for each GPU, started with its first request. A context manager; its end ends the processes."""
 
-    def __init__(self, gpus: Sequence[str], servant: Servant, say: Callable[[str], None], limit_s: float) -> None:
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        servant: Servant,
+        say: Callable[[str], None],
+        limit_s: float,
+        start: Start = on_this_machine,
+    ) -> None:
         """gpus: as CUDA_VISIBLE_DEVICES names them. say: takes the lines that the processes say. limit_s: how long a
         request may take, without what its process waits for the GPU's lock; then the process hangs, and is killed.
         """
         self.count = self._serving = len(gpus)
         self._servant, self._say, self._limit_s, self._closed = packed(servant), say, limit_s, False
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._processes: dict[str, LineProcess] = {}
+        self._process_on, self._processes = start, dict[str, "LineProcess | RayProcess"]()
         self._lock = threading.Lock()
         self._gpus, self._threads = tuple(gpus), list[threading.Thread]()
         for gpu in gpus:
@@ -126,13 +150,13 @@ class Pool(Closing):
         self._tell(f"GPU {gpu}: left out, since one process after the other died on it")
         return True
 
-    def _process(self, gpu: str, visible: str) -> LineProcess | None:
+    def _process(self, gpu: str, visible: str) -> "LineProcess | RayProcess | None":
         """The GPU's process, started where there is none; None where the pool is closed."""
         with self._lock:
             if self._closed:
                 return None
             if gpu not in self._processes:
-                self._processes[gpu] = LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
+                self._processes[gpu] = self._process_on(visible)
             return self._processes[gpu]
 
     def _lost(self, gpu: str, order: _Order, failed: str) -> bool:
