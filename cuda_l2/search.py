@@ -60,8 +60,6 @@ class Progress:
         self.repeated += repeated
         self.last = trial
         self.trials.append(trial)
-        if trial.timing and not (known or repeated):
-            self.waited_s += trial.timing.conditions.waited_s or 0.0
         if trial.review and not known:
             self.reviews[trial.review.status] += 1
         if trial.build.status is BuildStatus.BUILT:
@@ -171,12 +169,14 @@ class _Run:
         self.progress, self._evaluator, self._proposer, self._scope = Progress(), evaluator, proposer, scope
         self._group = proposer.group or evaluator.rig.group * at_once
         self._before, self._queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
+        self._waited_before = evaluator.waited_s
         self._start = evaluator.clock.now()
         self.left_s()
 
     def left_s(self) -> float:
         progress, evaluator, budget_s = self.progress, self._evaluator, self._scope.budget_s
         progress.queued_s = evaluator.queued_s - self._queued_before
+        progress.waited_s = evaluator.waited_s - self._waited_before
         progress.seconds = evaluator.clock.now() - self._start - progress.queued_s
         self._proposer.deadline = evaluator.ends = self._start + budget_s + progress.queued_s
         progress.stage_seconds = {stage: s - self._before[stage] for stage, s in evaluator.stage_seconds.items()}
