@@ -221,10 +221,11 @@ class Evaluator(Closing):
         if not self.rig.measures:
             yield
             return
-        with machine_lock(self.rig.gpu) as queued_s:
+        with machine_lock(self.rig.gpu, several=self.rig.turns.several) as queued_s:
             self.queued_s += queued_s
             self.ends += queued_s
-            yield
+            with self.rig.turns.taken():
+                yield
 
     @contextlib.contextmanager
     def _stage(self, name: str, what: str) -> Iterator[None]:

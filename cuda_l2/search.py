@@ -105,12 +105,26 @@ class Judged:
 
 
 class Judges(Protocol):
-    """Several processes, a GPU each, that judge candidates. count: of them."""
+    """Several processes that judge candidates, each on a GPU. count: of them."""
 
     count: int
 
     def begin(self, order: Order) -> "Future[Judged]":
         """Have it judged when a process is free. An order that is under way is not given out twice."""
+
+
+def begin(judges: Judges, evaluator: Evaluator, candidate: Candidate) -> "Future[Judged]":
+    """Have a candidate judged in place of an evaluator."""
+    task, rewards, best, left_s = evaluator.task, evaluator.rewards, evaluator.best_speedup, evaluator.left_s
+    return judges.begin(Order(task, candidate, rewards, best, left_s))
+
+
+def taken(judges: Judges, evaluator: Evaluator, judged: "Future[Judged]") -> Trial:
+    """The trial once it is there, counted as the evaluator's own: of its time as if all processes were at work."""
+    with step("waiting for the workers"):
+        found = judged.result()
+    shares = {stage: s / judges.count for stage, s in found.stage_seconds.items()}
+    return evaluator.take(found.trial, shares, found.queued_s / judges.count)
 
 
 def search(
@@ -275,7 +289,7 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
         if judges:
             evaluator.rig.prefetch(self._left)  # all cores build what a process asks for one by one
             for candidate in filter(self._mine, self._left):
-                self._begun[candidate.id] = candidate, self._begin(judges, candidate)
+                self._begun[candidate.id] = candidate, begin(judges, evaluator, candidate)
         else:
             self._building = zip(new, evaluator.build(self._left), strict=True)  # in the order of `candidates`
 
@@ -326,16 +340,7 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
     def _judged(self, candidate: Candidate, begun: "Future[Judged] | None") -> Trial:
         if not self._judges:
             return self._evaluator.judge(candidate, self._build(candidate))
-        with step("waiting for the workers"):
-            found = (begun or self._begin(self._judges, candidate)).result()
-        shares = {stage: s / self._judges.count for stage, s in found.stage_seconds.items()}
-        return self._evaluator.take(found.trial, shares, found.queued_s / self._judges.count)
-
-    def _begin(self, judges: Judges, candidate: Candidate) -> "Future[Judged]":
-        evaluator = self._evaluator
-        return judges.begin(
-            Order(evaluator.task, candidate, evaluator.rewards, evaluator.best_speedup, evaluator.left_s)
-        )
+        return taken(self._judges, self._evaluator, begun or begin(self._judges, self._evaluator, candidate))
 
     def _mine(self, candidate: Candidate, *, claimed: bool = False) -> bool:
         """Whether this search is to judge a candidate: no other does, or has done since the group began."""

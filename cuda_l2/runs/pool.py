@@ -1,4 +1,4 @@
-"""Processes that answer requests, one for each GPU of this machine.
+"""Processes that answer requests, one or more for each GPU of this machine.
 
     begin(request) --> queue --> a GPU's thread --line--> its process, `pool_worker` --line--> the future's result
 
@@ -39,18 +39,22 @@ class _Order:
 
 
 class Pool(Closing):
-    """A process for each GPU, started with its first request. A context manager; its end ends the processes."""
+    """A process for each GPU named, started with its first request. A context manager; its end ends the processes."""
 
     def __init__(self, gpus: Sequence[str], servant: Servant, say: Callable[[str], None], limit_s: float) -> None:
-        """gpus: as CUDA_VISIBLE_DEVICES names them. say: takes the lines that the processes say. limit_s: how long a
-        request may take, without what its process waits for the GPU's lock; then the process hangs, and is killed.
+        """gpus: as CUDA_VISIBLE_DEVICES names them, each as often as it is to have processes.
+
+        say: takes the lines that the processes say. limit_s: how long a request may take, without what its process
+        waits for the GPU's lock; then the process hangs, and is killed.
         """
         self.count = self._serving = len(gpus)
         self._servant, self._say, self._limit_s, self._closed = packed(servant), say, limit_s, False
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._processes: dict[str, LineProcess] = {}
+        self._gpus, self._processes = list(gpus), dict[int, LineProcess]()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._serve, args=(gpu, seen(gpu, gpus)), daemon=True) for gpu in gpus]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number,), daemon=True) for number in range(self.count)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -71,27 +75,27 @@ class Pool(Closing):
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, gpu: str, visible: str) -> None:
-        """Give out requests to one GPU's process until the pool is closed, or the GPU is left out."""
+    def _serve(self, number: int) -> None:
+        """Give out requests to one process until the pool is closed, or its GPU is left out."""
         deaths = 0  # since the last answer
         while (order := self._orders.get()) is not None:
             if not (order.given_out or order.future.set_running_or_notify_cancel()):
                 continue
             order.given_out += 1
             try:
-                answered = self._answered(order, gpu, visible)
+                answered = self._answered(order, number)
             except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it, else they wait for ever
                 order.future.set_exception(error)
                 continue
             deaths = 0 if answered else deaths + 1
-            if deaths == TRIES - 1 and self._left_out(gpu):
+            if deaths == TRIES - 1 and self._left_out(number):
                 return
-        if process := self._processes.pop(gpu, None):
+        if process := self._processes.pop(number, None):
             process.close()
 
-    def _answered(self, order: _Order, gpu: str, visible: str) -> bool:
-        """Have a GPU's process answer; False where it ended before."""
-        process = self._process(gpu, visible)
+    def _answered(self, order: _Order, number: int) -> bool:
+        """Have a process answer; False where it ended before."""
+        process, gpu = self._process(number), self._gpus[number]
         if process is None:
             order.future.set_exception(CancelledError())
             return True
@@ -102,7 +106,7 @@ class Pool(Closing):
         elif "error" in answer:
             order.future.set_exception(UserError(answer["error"]))
         else:
-            self._lost(gpu, order)
+            self._lost(number, order)
         return bool(answer)
 
     def _tell(self, line: str) -> None:
@@ -110,28 +114,30 @@ class Pool(Closing):
         with contextlib.suppress(OSError):
             self._say(plain(line))
 
-    def _left_out(self, gpu: str) -> bool:
-        """Leave a GPU out, unless it is the last."""
+    def _left_out(self, number: int) -> bool:
+        """Leave a process out, unless it is the last."""
         with self._lock:
             if self._closed or self._serving == 1:
                 return False
             self._serving -= 1
-        self._tell(f"GPU {gpu}: left out, since one process after the other died on it")
+        self._tell(f"GPU {self._gpus[number]}: left out, since one process after the other died on it")
         return True
 
-    def _process(self, gpu: str, visible: str) -> LineProcess | None:
-        """The GPU's process, started where there is none; None where the pool is closed."""
+    def _process(self, number: int) -> LineProcess | None:
+        """The process of this number, started where there is none; None where the pool is closed."""
         with self._lock:
             if self._closed:
                 return None
-            if gpu not in self._processes:
-                self._processes[gpu] = LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
-            return self._processes[gpu]
+            if number not in self._processes:
+                visible = seen(self._gpus[number], list(dict.fromkeys(self._gpus)))
+                self._processes[number] = LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
+            return self._processes[number]
 
-    def _lost(self, gpu: str, order: _Order) -> None:
+    def _lost(self, number: int, order: _Order) -> None:
         """A process has ended before it answered."""
+        gpu = self._gpus[number]
         with self._lock:
-            process, closed = self._processes.pop(gpu), self._closed
+            process, closed = self._processes.pop(number), self._closed
         status = process.close()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         how = f"gave no answer for {self._limit_s:.0f} s" if process.late else how
