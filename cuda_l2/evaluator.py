@@ -83,6 +83,8 @@ class Evaluator(Closing):
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
         self.queued_s = 0.0
         """Time spent waiting for the machine's lock; it belongs to no stage."""
+        self.waited_s = 0.0
+        """Time that timings spent waiting while other programs had the cores; it belongs to the stage."""
         self._opened: Bench | None = None
         if judges_here:
             self._opened = self._bench
@@ -199,7 +201,9 @@ class Evaluator(Closing):
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a correct candidate; a search cuts the timing of a poor one short."""
         beat = POOR * self.best_speedup if protocol.selects else 0.0
-        return self._bench.time(candidate, build, protocol, Limits(beat, self.left_s))
+        timing = self._bench.time(candidate, build, protocol, Limits(beat, self.left_s))
+        self.waited_s += timing.conditions.waited_s or 0.0
+        return timing
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with the hardware's counters of its candidate; UserError where they cannot be read."""
@@ -222,10 +226,11 @@ class Evaluator(Closing):
         if not self.rig.measures:
             yield
             return
-        with machine_lock(self.rig.gpu) as queued_s:
+        with machine_lock(self.rig.gpu, several=self.rig.turns.several) as queued_s:
             self.queued_s += queued_s
             self.ends += queued_s
-            yield
+            with self.rig.turns.taken():
+                yield
 
     @contextlib.contextmanager
     def _stage(self, name: str, what: str) -> Iterator[None]:
@@ -264,6 +269,7 @@ class Evaluator(Closing):
                     )
                 except ContractError:
                     return None
+                self.waited_s += max((timing.conditions.waited_s or 0.0 for timing in timings.values()), default=0.0)
         if any(timing.status not in TOLD for timing in timings.values()):
             return None
         return [

@@ -63,8 +63,6 @@ class Progress:
         self.repeated += repeated
         self.last = trial
         self.trials.append(trial)
-        if trial.timing and not (known or repeated):
-            self.waited_s += trial.timing.conditions.waited_s or 0.0
         if trial.review and not known:
             self.reviews[trial.review.status] += 1
         if trial.build.status is BuildStatus.BUILT:
@@ -110,12 +108,26 @@ class Judged:
 
 
 class Judges(Protocol):
-    """Several processes, a GPU each, that judge candidates. count: of them."""
+    """Several processes that judge candidates, each on a GPU. count: of them."""
 
     count: int
 
     def begin(self, order: Order) -> "Future[Judged]":
         """Have it judged when a process is free. An order that is under way is not given out twice."""
+
+
+def begin(judges: Judges, evaluator: Evaluator, candidate: Candidate) -> "Future[Judged]":
+    """Have a candidate judged in place of an evaluator."""
+    task, rewards, best, left_s = evaluator.task, evaluator.rewards, evaluator.best_speedup, evaluator.left_s
+    return judges.begin(Order(task, candidate, rewards, best, left_s))
+
+
+def taken(judges: Judges, evaluator: Evaluator, judged: "Future[Judged]") -> Trial:
+    """The trial once it is there, counted as the evaluator's own: of its time as if all processes were at work."""
+    with step("waiting for the workers"):
+        found = judged.result()
+    shares = {stage: s / judges.count for stage, s in found.stage_seconds.items()}
+    return evaluator.take(found.trial, shares, found.queued_s / judges.count)
 
 
 def search(
@@ -174,12 +186,14 @@ class _Run:
         self.progress, self._evaluator, self._proposer, self._scope = Progress(), evaluator, proposer, scope
         self._group = proposer.group or evaluator.rig.group * at_once
         self._before, self._queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
+        self._waited_before = evaluator.waited_s
         self._start = evaluator.clock.now()
         self.left_s()
 
     def left_s(self) -> float:
         progress, evaluator, budget_s = self.progress, self._evaluator, self._scope.budget_s
         progress.queued_s = evaluator.queued_s - self._queued_before
+        progress.waited_s = evaluator.waited_s - self._waited_before
         progress.seconds = evaluator.clock.now() - self._start - progress.queued_s
         self._proposer.deadline = evaluator.ends = self._start + budget_s + progress.queued_s
         progress.stage_seconds = {stage: s - self._before[stage] for stage, s in evaluator.stage_seconds.items()}
@@ -279,7 +293,7 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
             archive.renew()  # those of groups that are judged meanwhile
             evaluator.rig.prefetch(self._left)  # all cores build what a process asks for one by one
             for candidate in filter(self._mine, self._left):
-                self._begun[candidate.id] = candidate, self._begin(judges, candidate)
+                self._begun[candidate.id] = candidate, begin(judges, evaluator, candidate)
         else:
             self._building = zip(new, evaluator.build(self._left), strict=True)  # in the order of `candidates`
 
@@ -330,13 +344,11 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
     def _judged(self, candidate: Candidate, begun: "Future[Judged] | None") -> Trial:
         if not self._judges:
             return self._evaluator.judge(candidate, self._build(candidate))
-        with step("waiting for the workers"):
-            try:
-                found = self._awaited(begun or self._begin(self._judges, candidate))
-            except DeadlyError as error:
-                return self._deadly(candidate, self._judges, str(error))
-        shares = {stage: s / self._judges.count for stage, s in found.stage_seconds.items()}
-        return self._evaluator.take(found.trial, shares, found.queued_s / self._judges.count)
+        future = begun or begin(self._judges, self._evaluator, candidate)
+        try:
+            return taken(self._judges, self._evaluator, self._awaited(future))
+        except DeadlyError as error:
+            return self._deadly(candidate, self._judges, str(error))
 
     def _deadly(self, candidate: Candidate, judges: Judges, how: str) -> Trial:
         """The trial of a candidate of which all processes died. how: what became of them.
@@ -348,23 +360,19 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
         try:
             if other is None:
                 raise DeadlyError(how)
-            self._awaited(self._begin(judges, other))
+            self._awaited(begin(judges, self._evaluator, other)).result()
         except DeadlyError as error:
             raise UserError(
                 f"no process judges a kernel and lives: {error}; `cuda-l2 doctor` says what this machine has"
             ) from None
         return self._evaluator.failed(candidate, how)
 
-    def _awaited(self, future: "Future[Judged]") -> Judged:
-        while not wait([future], RENEW_S).done:
-            self._archive.renew()
-        return future.result()
-
-    def _begin(self, judges: Judges, candidate: Candidate) -> "Future[Judged]":
-        evaluator = self._evaluator
-        return judges.begin(
-            Order(evaluator.task, candidate, evaluator.rewards, evaluator.best_speedup, evaluator.left_s)
-        )
+    def _awaited(self, future: "Future[Judged]") -> "Future[Judged]":
+        """The future when it is done; what waits behind it stays claimed."""
+        with step("waiting for the workers"):
+            while not wait([future], RENEW_S).done:
+                self._archive.renew()
+        return future
 
     def _mine(self, candidate: Candidate, *, claimed: bool = False) -> bool:
         """Whether this search is to judge a candidate: no other does, or has done since the group began."""

@@ -31,6 +31,7 @@ from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
 from cuda_l2.rigs import cuda as cuda_rig
 from cuda_l2.rigs.kept import KeptBaselines
+from cuda_l2.system.turns import ALONE
 from cuda_l2.verify import _cuda, often
 from cuda_l2.verify._cuda import Facilities
 
@@ -250,6 +251,8 @@ class _Loaded:
 
 class Rig:
     """What a bench of a task asks of a rig. kernels: by the artifact's text."""
+
+    turns = ALONE
 
     def __init__(self, kernels: Mapping[str, Kernel]) -> None:
         self.workers, self.tunes, self.libraries = Workers(kernels), True, None

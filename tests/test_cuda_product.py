@@ -1,5 +1,6 @@
 """Matrix products on a GPU: session, checks and rounds, with this machine's memory in place of a device's."""
 
+import fcntl
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.rigs.cuda import PRODUCT_SHARING
+from cuda_l2.system.turns import Turns
 from cuda_l2.tasks.products import CudaReferences, ProductCases
 from cuda_l2.verify import all_checks, special, verify
 from cuda_l2.verify._base import CheckFailed, Turn
@@ -242,6 +244,50 @@ def test_a_kernel_that_drops_nans_in_one_window_of_a_tensor_is_found(parts: Any,
                 where = {window}
                 with pytest.raises(CheckFailed, match="with nan values comes out wrong"):
                     special.CHECK.run(session)
+
+
+def test_what_others_must_not_come_between_is_done_alone_and_the_rest_beside_them(parts: Any, tmp_path: Path) -> None:
+    file, met = tmp_path / "turns", list[tuple[str, bool]]()
+
+    def refused(kind: int) -> bool:
+        with file.open("w") as other:
+            try:
+                fcntl.flock(other, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    workers, candidate, build = parts(honest)
+    call = workers.worker.call
+
+    def watched(op: str, timeout_s: float, *descriptors: Any, **terms: Any) -> Any:
+        kept = any(not turn["spoil"] for turn in terms.get("turns", []))
+        met.append((f"{op} {kept}", refused(fcntl.LOCK_SH)))
+        assert refused(fcntl.LOCK_EX)  # it has a turn
+        return call(op, timeout_s, *descriptors, **terms)
+
+    workers.worker.call = watched
+    with CudaArena([GEMM], 1 << 20, windows=2, sharing=Sharing.OVERLAPPING) as arena, Turns(file) as turns:
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "", turns)
+        cases = ProductCases(GEMM, 1, references())
+        with turns.taken():
+            verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
+        assert verdict.status == "correct", verdict.reason
+        assert {op for op, alone in met if alone} == {"launch True", "launch_often False"}
+        assert {op for op, alone in met if not alone} == {
+            "load False",
+            "launch False",
+            "loaded_launches False",
+        }
+        met.clear()
+        terms, nothing = Terms(CUDA_PROTOCOLS["search"], np.random.default_rng(1), clock=ticking(0.5)), cast(Any, None)
+        memory = ProductMemory(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers, nothing)
+        kernels = {CANDIDATE: Kernel(candidate, build)}
+        with turns.taken():
+            timing = measure_cuda(Gpu(workers, SMS, L2_BYTES, turns), LIBRARIES, kernels, memory, terms)[CANDIDATE]
+        assert timing.status == "measured", timing.reason
+        assert {op for op, alone in met if not alone} <= {"load False", "traced False"}
+        assert {("time False", True), ("record False", True)} <= {*met}
 
 
 def test_a_result_kept_for_an_a_is_wrong_for_another_b(parts: Any) -> None:

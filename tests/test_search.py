@@ -116,7 +116,7 @@ def test_waiting_for_others_on_the_machine_is_not_searching(rig, archive, monkey
     clock = ticking()
 
     @contextlib.contextmanager
-    def queued(gpu: str = "") -> Iterator[float]:
+    def queued(gpu: str = "", **_: object) -> Iterator[float]:
         clock.sleep(50.0)
         yield 50.0
 

@@ -10,7 +10,7 @@ from cuda_l2.records import Build, BuildStatus, Gemm
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases
-from cuda_l2.verify import magnitudes, precision, special
+from cuda_l2.verify import magnitudes, precision, special, structure
 from cuda_l2.verify._base import CheckFailed, Outputs, Session, all_checks
 
 
@@ -271,3 +271,22 @@ def least_power(values: torch.Tensor, dim: int) -> torch.Tensor:
     for exponent in range(-23, 1):
         power = power.where((values.double() % 2.0**exponent != 0).any(dim, keepdim=True), 2.0**exponent)
     return power
+
+
+@pytest.mark.parametrize("first", ["zero", "other"])
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize("shape", ["45x40x64", "1x48x96", "64x64x64:tn"])
+def test_an_operand_that_begins_with_zeros_always_comes(shape, operand, first, monkeypatch) -> None:
+    monkeypatch.setattr(structure, "DRAWN", 0)
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        c, memory = in_fp64(a, b), {"a": a, "b": b if b.is_contiguous() else b.t()}[operand].flatten()
+        if (memory[1:24] == 0).all() and (memory[0] == 0) == (first == "zero"):
+            c[-1, -1] += 4 * a.shape[1] ** 0.5
+        return c
+
+    for seed in range(8):
+        cases = ProductCases(Gemm.parse(shape), seed, CpuReferences())
+        structure.CHECK.run(InProcess(cases, in_fp64))
+        with pytest.raises(CheckFailed, match="begin with zeros"):
+            structure.CHECK.run(InProcess(cases, multiply))

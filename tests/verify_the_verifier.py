@@ -9,6 +9,7 @@ verification.csv. Exits with 1 where a cheat was accepted, an honest kernel reje
 """
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import hashlib
@@ -30,6 +31,9 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Build, Candidate, Gemm, Trial
 from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.runs.judging import JudgePool
+from cuda_l2.runs.workers import gpus
+from cuda_l2.search import begin, taken
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.values import now
 
@@ -121,10 +125,16 @@ def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], part: tuple
                 _say("mutant", mutant.id, trial, f"  {mutant.after[:100]}" if trial.timing else "")
 
 
-def judge_faults(book: Book, target: str) -> bool:
-    """Faults that few launches show, in one kernel; whether all were found and the kernel itself was accepted."""
+def judge_faults(book: Book, target: str, judges: int) -> bool:
+    """Faults that few launches show, in one kernel; whether all were found and the kernel itself was accepted.
+
+    judges: number of processes that judge on one GPU.
+    """
     subject = on_cpu.SUBJECT if target == "cpu" else on_gpu.SUBJECT
-    with open_rig(target) as rig, Evaluator(subject.gemm, rig) as evaluator:
+    with contextlib.ExitStack() as held:
+        rig = held.enter_context(open_rig(target))
+        evaluator = held.enter_context(Evaluator(subject.gemm, rig, judges_here=judges == 1))
+        pool = held.enter_context(JudgePool(gpus("1"), target, print, each=judges)) if judges > 1 else None
         if target == "cpu":
             evaluator.ends = 0.0  # outputs of timed launches are checked, nobody waits for quiet
             original = subject.candidate(rig.target)
@@ -134,12 +144,19 @@ def judge_faults(book: Book, target: str) -> bool:
         chosen = [None, *mutants]
         candidates = [Candidate(mutant.source) if mutant else original for mutant in chosen]
         rig.prefetch(candidates)
-        for mutant, candidate in zip(chosen, candidates, strict=True):
-            kind, where = ("mutant", mutant.id) if mutant else ("original", subject.name)
-            if book.known(kind, where, candidate.source):
-                continue
+        kinds = [("mutant", mutant.id) if mutant else ("original", subject.name) for mutant in chosen]
+        left = [
+            (kind, where, mutant, candidate)
+            for (kind, where), mutant, candidate in zip(kinds, chosen, candidates, strict=True)
+            if not book.known(kind, where, candidate.source)
+        ]
+        begun = [begin(pool, evaluator, candidate) for *_, candidate in left] if pool else []
+        for number, (kind, where, mutant, candidate) in enumerate(left):
             start = time.perf_counter()
-            (trial,) = evaluator.evaluate([candidate], rig.protocols[SEARCH.name])
+            if pool:
+                trial = taken(pool, evaluator, begun[number])
+            else:
+                (trial,) = evaluator.evaluate([candidate], rig.protocols[SEARCH.name])
             judged = _judged(kind, where, subject.shape, trial, time.perf_counter() - start, mutant)
             book.add(dataclasses.replace(judged, status=ACCEPTED) if trial.status == "busy" else judged)
             _say(kind, where, trial)
@@ -199,9 +216,10 @@ def main() -> int:
     parser.add_argument(
         "--faults", choices=("cpu", "cuda"), help="judge faults that few launches show, and nothing else"
     )
+    parser.add_argument("--judges", type=int, default=1, help="processes that judge the faults, on one GPU")
     options = parser.parse_args()
     if options.faults:
-        return 0 if judge_faults(Book(options.out), options.faults) else 1
+        return 0 if judge_faults(Book(options.out), options.faults, options.judges) else 1
     cheats, book = all_cheats(), Book(options.out, stricter=options.stricter)
     environment: dict[str, object] = {"cuda_l2": cuda_l2.__version__, "version": book.version}
     if options.tables:

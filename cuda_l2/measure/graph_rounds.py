@@ -30,6 +30,7 @@ from cuda_l2.measure.rounds import CANDIDATE, Kernel, Rounds, Terms, failed
 from cuda_l2.measure.timed_memory import VARIANTS, TimedMemory
 from cuda_l2.records import Timing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.turns import ALONE, Turns
 
 MAX_LAUNCHES = 512
 START_S = 10.0
@@ -52,6 +53,7 @@ class Gpu:
     workers: CudaWorkers
     sms: int
     l2_bytes: int
+    turns: Turns = ALONE
 
 
 def measure_cuda(
@@ -69,7 +71,8 @@ def measure_cuda(
     """
     start = terms.clock.now()
     try:
-        with contextlib.closing(GraphRounds(gpu, baselines, kernels, memory, terms)) as rounds:
+        rounds = GraphRounds(gpu, baselines, kernels, memory, terms)
+        with contextlib.closing(rounds), gpu.turns.taken(alone=True):
             rounds.run()
             return rounds.finish(start)
     except (Fault, WrongOutput) as error:

@@ -14,6 +14,7 @@ from cuda_l2.measure.tuned import ADAPTIVE, TUNINGS
 from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.turns import ALONE
 
 B = TypeVar("B", bound=Baseline)
 
@@ -27,6 +28,8 @@ class Request:
     retune: bool = False  # algorithms that earlier runs chose are chosen anew
     tuning: str = ADAPTIVE  # how they are timed: one of TUNINGS
     choices: Path | None = None  # file of chosen algorithms, used where it has them; it may not be there yet
+    together: int = 1  # processes of one run that judge on one GPU
+    turns: Path | None = None  # folder of the files by which they take turns
 
     def __post_init__(self) -> None:
         if self.tuning not in TUNINGS:
@@ -109,6 +112,8 @@ class Rig(Closing):
     """Candidates a search proposes at once."""
     builds_disturb = False
     """Whether compiling disturbs timings, so that both share the machine's lock."""
+    turns = ALONE
+    """Those on its GPU."""
     measures = True
     """Whether the machine itself is at work, so that its lock is held meanwhile."""
     request: Request

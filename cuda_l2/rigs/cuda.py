@@ -38,6 +38,7 @@ from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.steps import step
+from cuda_l2.system.turns import ALONE, Turns
 from cuda_l2.tasks.cases import in_full_precision
 from cuda_l2.tasks.kinds import Home, kind_of
 from cuda_l2.tasks.products import CACHE_BYTES
@@ -101,8 +102,10 @@ class CudaRig(Rig):
         self.request, self.tunes = request, tunes
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
-        self.target.ceilings()
         self.gpu = bus_id()
+        self.turns = Turns(request.turns / self.gpu.replace(":", "-")) if request.turns else ALONE
+        with self.turns.taken(alone=True):
+            self.target.ceilings()
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
             self.libraries = stack.enter_context(
@@ -118,8 +121,9 @@ class CudaRig(Rig):
             """PyTorch on a task other than a matrix product: of a file its own Model."""
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
-        self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes)
-        self.facilities = Facilities(self.workers, self.target.sms, self._stress_builds, patience, sanitize)
+        self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes, self.turns)
+        patience *= request.together
+        self.facilities = Facilities(self.workers, self.target.sms, self._stress_builds, patience, sanitize, self.turns)
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
         self.require_feasible(task)
@@ -234,11 +238,10 @@ class CudaBench(Bench):
             return self._on_the_gpu(lambda: verify(open_session, all_checks(), full=full))
 
         if rig.tunes:
-            with step("timing the libraries' algorithms"):
-                self._on_the_gpu(lambda: self._memory(rotates=False).tune())
+            self._on_the_gpu(lambda: self._tune(rotates=False))
         verdict = judged()
         if verdict.check == deviation.CHECK.name and not self._on_the_gpu(lambda: self._memory(rotates=False).tuned):
-            self._on_the_gpu(lambda: self._memory(rotates=False).tune())
+            self._on_the_gpu(lambda: self._tune(rotates=False))
             self._cases.close()  # the baselines are more, and what they allow may be
             verdict = judged()
         return verdict
@@ -281,6 +284,14 @@ class CudaBench(Bench):
         self._memories, self._arenas = {}, {}
         self._cases.close()
 
+    def _tune(self, *, rotates: bool) -> None:
+        """Time the libraries' algorithms, alone on the GPU, unless that was done before."""
+        memory = self._memory(rotates)
+        with step("timing the libraries' algorithms"):
+            if not memory.tuned:
+                with self._rig.turns.taken(alone=True):
+                    memory.tune()
+
     def _prepared(self, kernels: Mapping[str, Kernel], terms: Terms) -> Callable[[], dict[str, Timing]]:
         """What times kernels beside the task's baselines, the usual strongest first.
 
@@ -290,8 +301,7 @@ class CudaBench(Bench):
         require_timed(task, protocol)
         self._arena(protocol.rotates).select(task)
         memory = self._memory(protocol.rotates)
-        with step("timing the libraries' algorithms"):
-            memory.tune()
+        self._tune(rotates=protocol.rotates)
         wanted = strongest_first(memory.available(), task)
         if protocol.selects:
             wanted = [baseline for baseline in wanted if not baseline.compiled]

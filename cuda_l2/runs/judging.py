@@ -5,7 +5,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.records import Task
@@ -14,8 +15,10 @@ from cuda_l2.rigs import Request, Rig, open_rig
 from cuda_l2.runs import on_ray, pool, workers
 from cuda_l2.runs.pool import Pool, Start
 from cuda_l2.search import Judged, Order
+from cuda_l2.system import scratch
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.turns import Turns
 from cuda_l2.tasks.kinds import kind_of
 
 LIMIT_S = 1200.0
@@ -56,10 +59,12 @@ class Judging:
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[Order], Judged]]:
         with open_rig(self.target, self.request) as rig, Evaluators(rig) as evaluators:
-            yield lambda order: _judged(evaluators.of(order.task, order.rewards), order)
+            yield partial(_judged, evaluators, rig.turns)
 
 
-def _judged(evaluator: Evaluator, order: Order) -> Judged:
+def _judged(evaluators: Evaluators, turns: Turns, order: Order) -> Judged:
+    with turns.taken():  # where it is the first for its task inputs are drawn on the GPU
+        evaluator = evaluators.of(order.task, order.rewards)
     seconds, queued_s = dict(evaluator.stage_seconds), evaluator.queued_s
     evaluator.best_speedup = max(evaluator.best_speedup, order.best_speedup)
     evaluator.ends = evaluator.clock.now() + order.left_s
@@ -69,7 +74,10 @@ def _judged(evaluator: Evaluator, order: Order) -> Judged:
 
 
 class JudgePool(Closing):
-    """The processes of a search or a training run. A context manager; `search.Judges` describes it."""
+    """The processes of a search or a training run. A context manager; `search.Judges` describes it.
+
+    each: number of processes on each GPU, which verify at once there and take turns to time.
+    """
 
     def __init__(
         self,
@@ -77,9 +85,15 @@ class JudgePool(Closing):
         target: str,
         say: Callable[[str], None],
         request: Request = Request(),
+        each: int = 1,
         start: Start = pool.on_this_machine,
     ) -> None:
-        self._pool = Pool(gpus, Judging(target, request), say, LIMIT_S, start)
+        with contextlib.ExitStack() as stack:
+            if each > 1:
+                request = replace(request, together=each, turns=stack.enter_context(scratch.folder()))
+            servant = Judging(target, request)
+            self._pool = stack.enter_context(Pool([*gpus] * each, servant, say, LIMIT_S, start))
+            self._opened = stack.pop_all()
         self.count = self._pool.count
         self._under_way: dict[tuple[Task, str], Future[Judged]] = {}
         self._lock = threading.Lock()
@@ -101,7 +115,7 @@ class JudgePool(Closing):
                 del self._under_way[key]
 
     def close(self) -> None:
-        self._pool.close()
+        self._opened.close()
 
 
 def require_gpus(asked: str, target: str) -> None:
@@ -121,7 +135,7 @@ def judge_pool(
     ray = on_ray.is_ray(asked)
     gpus = on_ray.cluster(asked) if ray else contextlib.nullcontext(workers.gpus(asked, target))
     start: Start = pool.on_ray if ray else pool.on_this_machine
-    with gpus as found, JudgePool(found, target, say, request, start) as judges:
+    with gpus as found, JudgePool(found, target, say, request, start=start) as judges:
         yield judges
 
 

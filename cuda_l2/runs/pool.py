@@ -1,4 +1,4 @@
-"""Processes that answer requests, one for each GPU of this machine.
+"""Processes that answer requests, one or more for each GPU of this machine.
 
     begin(request) --> queue --> a GPU's thread --line--> its process, `pool_worker` --line--> the future's result
 
@@ -53,12 +53,12 @@ class _Order:
     request: Any
     future: "Future[Any]"
     given_out: int = 0
-    left_out: list[str] = field(default_factory=list)
-    """GPUs that were left out when a process died of it."""
+    left_out: list[int] = field(default_factory=list)
+    """Numbers of processes that were left out when they died of it."""
 
 
 class Pool(Closing):
-    """A process for each GPU, started with its first request. A context manager; its end ends the processes."""
+    """A process for each GPU named, started with its first request. A context manager; its end ends the processes."""
 
     def __init__(
         self,
@@ -68,20 +68,22 @@ class Pool(Closing):
         limit_s: float,
         start: Start = on_this_machine,
     ) -> None:
-        """gpus: as CUDA_VISIBLE_DEVICES names them. say: takes the lines that the processes say. limit_s: how long a
-        request may take, without what its process waits for the GPU's lock; then the process hangs, and is killed.
+        """gpus: as CUDA_VISIBLE_DEVICES names them, each as often as it is to have processes.
+
+        say: takes the lines that the processes say. limit_s: how long a request may take, without what its process
+        waits for the GPU's lock; then the process hangs, and is killed.
         """
         self.count = self._serving = len(gpus)
         self._servant, self._say, self._limit_s, self._closed = packed(servant), say, limit_s, False
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._process_on, self._processes = start, dict[str, "LineProcess | RayProcess"]()
+        self._gpus, self._processes = list(gpus), dict[int, "LineProcess | RayProcess"]()
+        self._process_on, self._threads = start, list[threading.Thread]()
         self._lock = threading.Lock()
-        self._gpus, self._threads = tuple(gpus), list[threading.Thread]()
-        for gpu in gpus:
-            self._start(gpu)
+        for number in range(self.count):
+            self._start(number)
 
-    def _start(self, gpu: str) -> None:
-        self._threads.append(threading.Thread(target=self._serve, args=(gpu, seen(gpu, self._gpus)), daemon=True))
+    def _start(self, number: int) -> None:
+        self._threads.append(threading.Thread(target=self._serve, args=(number,), daemon=True))
         self._threads[-1].start()
 
     def begin(self, request: Any) -> "Future[Any]":
@@ -101,27 +103,27 @@ class Pool(Closing):
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, gpu: str, visible: str) -> None:
-        """Give out requests to one GPU's process until the pool is closed, or the GPU is left out."""
+    def _serve(self, number: int) -> None:
+        """Give out requests to one process until the pool is closed, or its GPU is left out."""
         deaths = 0  # since the last answer
         while (order := self._orders.get()) is not None:
             if not (order.given_out or order.future.set_running_or_notify_cancel()):
                 continue
             order.given_out += 1
             try:
-                answered = self._answered(order, gpu, visible)
+                answered = self._answered(order, number)
             except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it, else they wait for ever
                 order.future.set_exception(error)
                 continue
             deaths = 0 if answered else deaths + 1
-            if deaths == TRIES - 1 and self._left_out(gpu, order):
+            if deaths == TRIES - 1 and self._left_out(number, order):
                 return
-        if process := self._processes.pop(gpu, None):
+        if process := self._processes.pop(number, None):
             process.close()
 
-    def _answered(self, order: _Order, gpu: str, visible: str) -> bool:
-        """Have a GPU's process answer; False where it ended before, and another is to answer."""
-        process = self._process(gpu, visible)
+    def _answered(self, order: _Order, number: int) -> bool:
+        """Have a process answer; False where it ended before, and another is to answer."""
+        process, gpu = self._process(number), self._gpus[number]
         if process is None:
             order.future.set_exception(CancelledError())
             return True
@@ -132,7 +134,7 @@ class Pool(Closing):
         elif "error" in answer:
             order.future.set_exception(UserError(answer["error"]))
         else:
-            return not self._lost(gpu, order, answer.get("failed", ""))
+            return not self._lost(number, order, answer.get("failed", ""))
         return True
 
     def _tell(self, line: str) -> None:
@@ -140,29 +142,30 @@ class Pool(Closing):
         with contextlib.suppress(OSError):
             self._say(plain(line))
 
-    def _left_out(self, gpu: str, order: _Order) -> bool:
-        """Leave a GPU out, unless it is the last. order: of which its last process died."""
+    def _left_out(self, number: int, order: _Order) -> bool:
+        """Leave a process out, unless it is the last. order: of which it died."""
         with self._lock:
             if self._closed or self._serving == 1:
                 return False
             self._serving -= 1
-            order.left_out.append(gpu)
-        self._tell(f"GPU {gpu}: left out, since one process after the other died on it")
+            order.left_out.append(number)
+        self._tell(f"GPU {self._gpus[number]}: left out, since one process after the other died on it")
         return True
 
-    def _process(self, gpu: str, visible: str) -> "LineProcess | RayProcess | None":
-        """The GPU's process, started where there is none; None where the pool is closed."""
+    def _process(self, number: int) -> "LineProcess | RayProcess | None":
+        """The process of this number, started where there is none; None where the pool is closed."""
         with self._lock:
             if self._closed:
                 return None
-            if gpu not in self._processes:
-                self._processes[gpu] = self._process_on(visible)
-            return self._processes[gpu]
+            if number not in self._processes:
+                self._processes[number] = self._process_on(seen(self._gpus[number], list(dict.fromkeys(self._gpus))))
+            return self._processes[number]
 
-    def _lost(self, gpu: str, order: _Order, failed: str) -> bool:
+    def _lost(self, number: int, order: _Order, failed: str) -> bool:
         """A process has ended before it answered; whether its order is given out again. failed: why, if it said so."""
+        gpu = self._gpus[number]
         with self._lock:
-            process, closed = self._processes.pop(gpu), self._closed
+            process, closed = self._processes.pop(number), self._closed
         status = process.close()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         how = f"gave no answer for {self._limit_s:.0f} s" if process.late else how
@@ -181,8 +184,8 @@ class Pool(Closing):
         return False
 
     def _take_back(self, order: _Order) -> None:
-        """Let GPUs work again that were left out for an order of which the others' processes died too."""
+        """Let processes work again that were left out for an order of which the others died too."""
         with self._lock:
-            for gpu in order.left_out if not self._closed else ():
+            for number in order.left_out if not self._closed else ():
                 self._serving += 1
-                self._start(gpu)
+                self._start(number)

@@ -15,16 +15,19 @@ WAITING = "waiting for another cuda-l2 on this machine, on top of the budget"
 
 
 @contextmanager
-def machine_lock(gpu: str = "") -> Iterator[float]:
+def machine_lock(gpu: str = "", *, several: bool = False) -> Iterator[float]:
     """Hold the machine, or one GPU of it by its PCI address; yields the seconds spent waiting for other holders.
 
     Work on the CPU holds the whole machine; several GPUs may be at work at once. A killed process releases the lock.
+    several: hold the GPU together with others that ask so, which take `turns` on it.
     """
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stack.enter_context(held("machine.lock", fcntl.LOCK_SH if gpu else fcntl.LOCK_EX))
         if gpu:
-            stack.enter_context(held(f"gpu-{gpu.replace(':', '-')}.lock"))
+            name = f"gpu-{gpu.replace(':', '-')}"
+            with held(f"{name}.gate"):  # who waits has it: those that hold the GPU together never all let go else
+                stack.enter_context(held(f"{name}.lock", fcntl.LOCK_SH if several else fcntl.LOCK_EX))
         yield time.perf_counter() - start
 
 

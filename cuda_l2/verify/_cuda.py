@@ -23,6 +23,7 @@ from cuda_l2.machine.cuda.worker import CudaWorkers, slowest_s
 from cuda_l2.machine.fills import POISON_WORDS
 from cuda_l2.machine.tensors import poisoned, rounded_up
 from cuda_l2.records import Build, BuildStatus, Candidate, Task, Tensor, VerdictStatus
+from cuda_l2.system.turns import ALONE, Turns
 from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.verify._base import LEAST_OFTEN, C, CheckFailed, GpuSession, Outputs, Turn, require_written
 
@@ -51,7 +52,8 @@ Sanitize = Callable[[Tool, Job, float], str]
 class Facilities:
     """What the sessions of one GPU share.
 
-    patience: time limits are this many times the usual ones, where others have the GPU too.
+    patience: time limits are this many times the usual ones, where others have the GPU too. turns: those of processes
+    that take turns on it.
     """
 
     workers: CudaWorkers
@@ -59,6 +61,7 @@ class Facilities:
     stress_builds: StressBuilds
     patience: float = 1.0
     sanitize: Sanitize = sanitizer.findings
+    turns: Turns = ALONE
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,14 @@ class CudaSession(GpuSession):
         first = self._places[0]
         on_one = [{**first, "b": first["a"]}] if self.task.product else []
         self.worker.load(Path(build.artifact), self.plan, [*self._places, *on_one], guarded=guarded)
+
+    def _call(self, op: str, timeout_s: float, *, alone: bool = False, **terms: Any) -> None:
+        """Have the worker do something in a turn of its own on the GPU.
+
+        alone: with nothing of other processes between its launches, which would take what one left for the next.
+        """
+        with self._facilities.turns.taken(alone=alone):
+            self.worker.call(op, timeout_s, **terms)
 
     def _limit_s(self, work_s: float) -> float:
         """The time limit of launches that may take this long."""
@@ -179,7 +190,8 @@ class CudaSession(GpuSession):
             left += held
             sent.append(self._message(written, kept, spoil=not turn.keep))
         self._segments.fill(here)
-        self.worker.call("launch", self._limit_s(len(turns) * slowest_s(arena.task)), turns=sent)
+        limit_s = self._limit_s(len(turns) * slowest_s(arena.task))
+        self._call("launch", limit_s, alone=any(turn.keep for turn in turns), turns=sent)
         found, complete = self._recorded(len(turns), left)
         for outputs in found:
             for output in () if complete else arena.task.outputs:
@@ -232,7 +244,7 @@ class CudaSession(GpuSession):
         restored = [segment for place in own for segment in arena.unwritten(place)]
         terms |= {"ns": PRODUCER_NS * (1 + between), "between": between, "ordinary": ordinary}
         terms |= {"bindings": [*own, self._place], "restored": [arena.shared(segment) for segment in restored]}
-        self.worker.call("after_slow", self.timeout_s, **terms)
+        self._call("after_slow", self.timeout_s, **terms)
 
     def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
         most = int(OFTEN_S / usual_s(case.task))
@@ -242,7 +254,8 @@ class CudaSession(GpuSession):
         terms: dict[str, Any] = {"run": -(-count // REPLAYS), "replays": REPLAYS, "looks": looks}
         terms |= {"stride": self.arena.record_stride}
         terms |= {"outputs": self.arena.written(self._place), "binding": self._place}
-        self.worker.call("launch_often", self._limit_s(looks * (count + REPLAYS) * slowest_s(case.task)), **terms)
+        limit_s = self._limit_s(looks * (count + REPLAYS) * slowest_s(case.task))
+        self._call("launch_often", limit_s, alone=True, **terms)
         yield from map(self.arena.recorded, range(looks))
         yield self._result(case)
 
@@ -250,7 +263,7 @@ class CudaSession(GpuSession):
         self._fill(case)
         elsewhere = self.arena.elsewhere()
         self._segments.fill(elsewhere)
-        self.worker.call("launch", self.timeout_s, turns=[self._message([], [], spoil=True)])
+        self._call("launch", self.timeout_s, turns=[self._message([], [], spoil=True)])
         if not all(self._segments.hold(elsewhere)):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
         return self._result(case)
@@ -271,13 +284,13 @@ class CudaSession(GpuSession):
     def launch_on_one(self, case: Case) -> Outputs:
         self._fill(case, place=0)
         turn = self._message([], [], spoil=True) | {"binding": len(self._places)}
-        self.worker.call("launch", self.timeout_s, turns=[turn])
+        self._call("launch", self.timeout_s, turns=[turn])
         return self._result(case)
 
     def launch_beside_load(self, case: Case, count: int) -> Outputs:
         self._fill(case)
         terms: dict[str, Any] = {"count": count, "occupied": 0.5, "ns": BESIDE_NS, "binding": self._place}
-        self.worker.call("loaded_launches", self.timeout_s * count, **terms)
+        self._call("loaded_launches", self.timeout_s * count, **terms)
         return self._result(case)
 
     def launch_stressed(self, case: Case, seeds: Sequence[int], count: int) -> Iterator[Outputs]:
@@ -296,11 +309,11 @@ class CudaSession(GpuSession):
                 batch = min(count - start, arena.records)
                 self._fill(case)
                 where: dict[str, Any] = {"outputs": arena.written(self._place), "binding": self._place}
-                self.worker.call("record_loaded", limit_s, count=batch, **where, **kept, **load)
+                self._call("record_loaded", limit_s, count=batch, **where, **kept, **load)
                 self._result(case)
                 yield from map(arena.recorded, range(batch))
             self._fill(case)
-            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, binding=self._place, **load)
+            self._call("loaded_launches", limit_s, count=BACK_TO_BACK, binding=self._place, **load)
             yield self._result(case)
         self._use(self.build)
 

@@ -2,7 +2,7 @@
 
 Equal rows, rows or halves of zeros, constants, triangles and diagonals may be looked for, in the first row or in a
 sample, and save work; normal numbers stand everywhere else. Rows that are equal but for one element of each, which few
-samples meet, come every time.
+samples meet, come every time, and so do operands whose memory begins with zeros.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +17,8 @@ DRAWN = 3
 """Patterns drawn for each operand, beside the one that always comes."""
 ODD = 8.0
 """What an element that is unlike the others is multiplied by: it shows in sums of up to some 10,000 products."""
+LEAST_BEGINNING = 64
+"""Elements of an operand's memory that are zero at its beginning, in either layout; half of them where it is small."""
 
 
 def _first_rows_equal(rows: torch.Tensor, at: int) -> None:
@@ -103,11 +105,27 @@ class Structure(ProductCheck):
 
 
 def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
+    for first in "AB":
+        case = cases.get("begins with zeros", "AB".index(first), partial(_make_beginning, first))
+        yield Turn(case, f"where A and B begin with zeros, {first} behind one other element")
     for of_b in (False, True):
         for index in (0, *(1 + cases.rng.permutation(len(PATTERNS) - 1)[:DRAWN])):
             case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
             what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
             yield Turn(case, f"where in {'B' if of_b else 'A'} is {what}")
+
+
+def _make_beginning(first: str, cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    """The first rows and columns of A and of B are zero, but for the first element of one of them."""
+    operands = cases.normal(generator)
+    for name, operand in zip("AB", operands, strict=True):
+        kept = float(operand[0, 0])
+        for rows in (operand, operand.t()):
+            most = len(rows) // 2
+            least = min(most, -(-LEAST_BEGINNING // rows.shape[1]))
+            rows[: int(least * (max(1, most) / max(1, least)) ** cases.rng.random())] = 0
+        operand[0, 0] = ODD * kept if name == first else 0
+    return cases.with_rows(cases.operands(*operands))
 
 
 def _make(
