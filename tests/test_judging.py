@@ -18,9 +18,11 @@ from cuda_l2.commands.optimize import OptimizeSettings
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine import detect
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.propose._base import FamilySpace, draw
+from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Candidate, Gemm, Operation, Trial
 from cuda_l2.runs import pool, workers
 from cuda_l2.runs.judging import JudgePool, require_gpus, require_known
@@ -120,18 +122,23 @@ def test_where_processes_die_of_every_candidate_none_is_rejected(dies, tmp_path,
         assert archive.trials(GEMM) == []
 
 
-def test_a_shape_that_all_processes_die_of_ends_no_other(dies, tmp_path, monkeypatch) -> None:
-    dies.write_text(f"{SHAPES[0]} ")
-    settings = OptimizeSettings(3600, 1, "random", target="cpu", protocol="offline", archive=tmp_path / "archive.db")
-    found = []
-    with Archive(tmp_path / "archive.db") as archive:
-        results = command._searched_apart([parse(shape) for shape in SHAPES], GPUS, settings, archive)
-        with pytest.raises(UserError, match=f"not all tasks were searched; the last that failed is {SHAPES[0]}: 3 pro"):
-            for result in results:
-                found.append(str(result.task))
-    assert found == SHAPES[1:]
-    with Archive(tmp_path / "archive.db", reading=True) as archive:
-        assert {str(trial.task) for trial in archive.trials()} == {SHAPES[1]}
+@pytest.mark.full
+def test_a_candidate_that_ends_the_search_of_a_shape_is_rejected_in_the_end(
+    dies, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(workers, "gpus", lambda asked, target: GPUS)
+    bad = default_candidates(parse(SHAPES[0]), detect("cpu"))[0]
+    dies.write_text(f"{SHAPES[0]} {bad.source}")
+    archive = tmp_path / "archive.db"
+    settings = OptimizeSettings(
+        3600, 2, "random", target="cpu", protocol="offline", archive=archive, workers="2", json=True
+    )
+    command.command(SHAPES, settings=settings)
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result["gemm"] for result in results] == SHAPES[::-1] and all(result["best"] for result in results)
+    with Archive(archive, reading=True) as read:
+        rejected = [trial for trial in read.trials() if trial.status == "failed"]
+    assert [(str(trial.task), trial.candidate.id) for trial in rejected] == [(SHAPES[0], bad.id)]
 
 
 def test_what_nobody_awaited_is_given_back(dies, tmp_path, rig) -> None:
@@ -234,7 +241,7 @@ def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:
         require_gpus("ray", "cpu")
     with pytest.raises(UserError, match="limit --trials instead"):
         asked = OptimizeSettings(model=ModelSettings(tokens=1000))
-        with Archive(tmp_path / "archive.db") as archive:
-            list(command._searched_apart([GEMM, GEMM], GPUS, asked, archive))
+        with Optimizer(replace(asked, target="cpu", archive=tmp_path / "archive.db")) as optimizer:
+            list(command._searched_apart(optimizer, [GEMM, GEMM], GPUS))
     with pytest.raises(UserError, match="leave --workers out"):
         require_known(Operation("kernelbench/level1/19_ReLU"))

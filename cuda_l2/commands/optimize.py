@@ -21,7 +21,6 @@ from cuda_l2.system.place import Place, file_of
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
-    from cuda_l2.archive import Archive
     from cuda_l2.optimizer import Optimizer, Result
 
 COMMAND = "cuda-l2", "optimize"
@@ -89,8 +88,7 @@ def command(
         for task in parsed:
             optimizer.require_feasible(task)
         if settings.workers and len(parsed) > 1 and not on_ray.is_ray(settings.workers):
-            gpus = workers.gpus(settings.workers, settings.target)
-            results = _searched_apart(parsed, gpus, settings, optimizer.archive)
+            results = _searched_apart(optimizer, parsed, workers.gpus(settings.workers, settings.target))
         else:
             results = _searched(optimizer, parsed, began)
         with contextlib.closing(results):
@@ -132,17 +130,17 @@ def _searched(optimizer: "Optimizer", wanted: Sequence[Task], began: float) -> G
             yield result
 
 
-def _searched_apart(
-    wanted: Sequence[Task], gpus: Sequence[str], settings: OptimizeSettings, archive: "Archive"
-) -> Generator["Result"]:
+def _searched_apart(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str]) -> Generator["Result"]:
     """The tasks in order, each searched and reported by the next of the GPUs' processes that is free.
 
-    archive: in which the claims of processes that were ended are ended too.
+    One that ends its processes comes last: this process searches it, and those of the GPUs judge its candidates.
     """
     from cuda_l2.runs.judging import require_known
     from cuda_l2.runs.pool import Pool
     from cuda_l2.store import holder
 
+    settings = optimizer.settings
+    assert isinstance(settings, OptimizeSettings)
     model = settings.model
     if (model.tokens, model.money, model.model_seconds) != (None, None, None):
         raise UserError("with --workers each process would spend the whole budget of a model: limit --trials instead")
@@ -150,24 +148,23 @@ def _searched_apart(
         require_known(task)
     if not settings.json:
         tell(f"{counted(len(wanted), 'task')} on {counted(len(gpus), 'GPU')}, {settings.budget_s:g} s of search each")
+    left = []
     with contextlib.ExitStack() as held:
         names = [holder.new() for _ in wanted]
         for name in names:
-            held.callback(archive.release_all, name)
+            held.callback(optimizer.archive.release_all, name)
         pool = held.enter_context(Pool(gpus, Searching(settings), tell, settings.budget_s + REPORT_S))
         results = [pool.begin(request) for request in zip(wanted, names, strict=True)]
         try:
-            failed = ""
             for task, result in zip(wanted, results, strict=True):
                 try:
                     yield result.result()
-                except DeadlyError as error:  # the others are searched all the same
-                    failed = f"{task}: {error}"
-                    tell(failed)
-            if failed:
-                raise UserError(f"not all tasks were searched; the last that failed is {failed}")
+                except DeadlyError as error:  # of a candidate, perhaps
+                    left.append(task)
+                    tell(f"{task}: {error}; it comes last, with its candidates judged apart from the search")
         except KeyboardInterrupt:
             end_interrupted()
+    yield from _searched(optimizer, left, CLOCK.now()) if left else ()
 
 
 @dataclass(frozen=True)
