@@ -26,10 +26,10 @@ def is_dead(name: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """What processes have in common that see one another by their numbers: the kernel's boot, and a namespace."""
+    """What processes have in common that see one another by their numbers: a host, the kernel's boot, a namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path, but a name
     except OSError:
         return uuid.uuid4().hex  # nobody sees these processes
-    return hashlib.sha256(f"{boot} {space}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{os.uname().nodename} {boot} {space}".encode()).hexdigest()[:16]
