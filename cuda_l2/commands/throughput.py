@@ -91,7 +91,7 @@ def _judged(judges: "JudgePool", evaluator: "Evaluator", candidates: Sequence[Ca
     """Trials of candidates in order, which other processes judge."""
     from cuda_l2.search import begin, taken
 
-    evaluator.rig.prefetch(candidates)
-    futures = [begin(judges, evaluator, candidate) for candidate in candidates]
+    builds = evaluator.rig.prefetch(candidates)
+    futures = [begin(judges, evaluator, *each) for each in zip(candidates, builds, strict=True)]
     for future in futures:
         yield taken(judges, evaluator, future)

@@ -1,7 +1,7 @@
 """What the evaluator asks of a machine: its stages for one shape, and which protocols they know."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -155,5 +155,6 @@ class Rig(Closing):
         """
         return None
 
-    def prefetch(self, candidates: Sequence[Candidate]) -> None:
-        """Begin to build what will be asked for later."""
+    def prefetch(self, candidates: Sequence[Candidate]) -> Sequence[Callable[[], Build | None]]:
+        """Begin to build what will be asked for later; what awaits the build of each, None where nothing has begun."""
+        return [lambda: None] * len(candidates)

@@ -192,8 +192,8 @@ class CudaRig(Rig):
         known = kind_of(task).known_by_text
         return judge_on(other, task, candidate, FINALS.name) if other and known else None
 
-    def prefetch(self, candidates: Sequence[Candidate]) -> None:
-        self.builders.build(candidates)  # the cache has them when they are asked for
+    def prefetch(self, candidates: Sequence[Candidate]) -> list[Callable[[], Build]]:
+        return self.builders.begin(candidates)
 
     def close(self) -> None:
         self._opened.close()

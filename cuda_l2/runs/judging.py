@@ -3,13 +3,14 @@
 import collections
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.records import Task
+from cuda_l2.records import Build, Task
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import Request, Rig, open_rig
 from cuda_l2.runs.pool import Pool
@@ -67,9 +68,20 @@ def _judged(evaluators: Evaluators, turns: Turns, order: Order) -> Judged:
     seconds, queued_s = dict(evaluator.stage_seconds), evaluator.queued_s
     evaluator.best_speedup = max(evaluator.best_speedup, order.best_speedup)
     evaluator.ends = evaluator.clock.now() + order.left_s
-    (trial,) = evaluator.evaluate([order.candidate])
+    if order.build:
+        trial = evaluator.judge(order.candidate, order.build)
+        seconds["build"] -= order.built_s
+    else:
+        (trial,) = evaluator.evaluate([order.candidate])
     took = {stage: after - seconds[stage] for stage, after in evaluator.stage_seconds.items()}
     return Judged(trial, took, evaluator.queued_s - queued_s)
+
+
+def _with_build(build: Callable[[], Build | None], order: Order) -> Order:
+    """The order once the candidate is built."""
+    start = time.perf_counter()
+    built = build()
+    return replace(order, build=built, built_s=time.perf_counter() - start)
 
 
 class JudgePool(Closing):
@@ -91,14 +103,14 @@ class JudgePool(Closing):
         self._under_way: dict[tuple[Task, str], Future[Judged]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, order: Order) -> "Future[Judged]":
+    def begin(self, order: Order, build: Callable[[], Build | None] = lambda: None) -> "Future[Judged]":
         """Have a candidate judged when a process is free; the future of an earlier order for it that is under way."""
         require_known(order.task)
         key = order.task, order.candidate.id
         with self._lock:
             found = self._under_way.get(key)
             if found is None or found.done():
-                found = self._under_way[key] = self._pool.begin(order)
+                found = self._under_way[key] = self._pool.begin(order, partial(_with_build, build))
         found.add_done_callback(lambda future: self._forget(key, future))
         return found
 

@@ -34,6 +34,7 @@ class Servant(Protocol):
 @dataclass
 class _Order:
     request: Any
+    complete: Callable[[Any], Any]
     future: "Future[Any]"
     given_out: int = 0
 
@@ -58,9 +59,12 @@ class Pool(Closing):
         for thread in self._threads:
             thread.start()
 
-    def begin(self, request: Any) -> "Future[Any]":
-        """The answer, once a process has given it. UserError where one says so, or TRIES of them died of it."""
-        order = _Order(request, Future())
+    def begin(self, request: Any, complete: Callable[[Any], Any] = lambda request: request) -> "Future[Any]":
+        """The answer, once a process has given it. UserError where one says so, or TRIES of them died of it.
+
+        complete: makes of the request what is sent, once a process is free: that one waits for it.
+        """
+        order = _Order(request, complete, Future())
         self._orders.put(order)
         return order.future
 
@@ -99,7 +103,7 @@ class Pool(Closing):
         if process is None:
             order.future.set_exception(CancelledError())
             return True
-        message = {"servant": self._servant, "request": packed(order.request)}
+        message = {"servant": self._servant, "request": packed(order.complete(order.request))}
         answer = process.ask(message, self._limit_s, lambda line: self._tell(f"GPU {gpu}: {line}"))
         if "answer" in answer:
             order.future.set_result(unpacked(answer["answer"]))
