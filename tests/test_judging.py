@@ -22,9 +22,10 @@ from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.propose._base import FamilySpace, draw
 from cuda_l2.records import Candidate, Gemm, Operation, Trial
+from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.runs import pool, workers
 from cuda_l2.runs.judging import JudgePool, require_known
-from cuda_l2.search import judge_group
+from cuda_l2.search import begin, judge_group, taken
 from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
 
@@ -138,6 +139,38 @@ def test_several_shapes_are_searched_by_two_processes_though_one_is_killed(dies,
     with Archive(archive) as read:
         tried = Counter((str(t.task), t.candidate.id) for t in read.trials() if t.protocol == SEARCH.name)
     assert set(tried.values()) == {1} and {task for task, _ in tried} == set(SHAPES)
+
+
+def test_two_processes_judge_the_candidates_of_a_shape_on_one_gpu(dies, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("POOL_PIDS", str(tmp_path / "pids"))
+    (tmp_path / "pids").mkdir()
+    monkeypatch.setattr(workers, "gpus", lambda *asked: GPUS[: int(asked[0])])
+    monkeypatch.setattr(CpuRig, "together", lambda rig, task, asked: min(asked, 2))
+    settings = OptimizeSettings(
+        3600, 4, "random", target="cpu", protocol="offline", archive=tmp_path / "archive.db", judges=3, json=True
+    )
+    command.command(SHAPES[:1], settings=settings)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["best"] and "2 processes of 3 on each GPU" in said.err
+    assert len([*(tmp_path / "pids").iterdir()]) == 2
+
+
+def test_a_process_judges_what_was_built_for_it(dies, rig) -> None:
+    (one,) = candidates(rig, 1)
+    with Evaluator(GEMM, rig) as evaluator, JudgePool(GPUS, "cpu", print) as judges:
+        (build,) = evaluator.build([one])
+        build = replace(build, log="of who asks")
+        trial = taken(judges, evaluator, begin(judges, evaluator, one, lambda: build))
+    assert trial.build == build and trial.timing
+
+
+def test_judges_and_workers_share_one_shape_alone() -> None:
+    with pytest.raises(UserError, match="--judges goes with GPUs: on a CPU each verification"):
+        command.command(SHAPES[:1], settings=OptimizeSettings(1, target="cpu", judges=2))
+    with pytest.raises(UserError, match="--judges goes with one shape"):
+        command.command(SHAPES, settings=OptimizeSettings(1, target="cpu", judges=2, workers="2"))
+    with pytest.raises(UserError, match="at least 1, not 0"):
+        command.command(SHAPES, settings=OptimizeSettings(1, target="cpu", judges=0))
 
 
 @pytest.mark.full

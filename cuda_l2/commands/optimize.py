@@ -45,6 +45,8 @@ class OptimizeSettings(Settings):
     workers: Annotated[str, Parameter(group="Several GPUs")] = ""
     """Several GPUs of this machine, a process each: auto for all, or how many. Of several shapes each searches one at a
     time; the candidates of a single one are shared."""
+    judges: Annotated[int, Parameter(group="Several GPUs")] = 1
+    """Processes that judge on each GPU, as many as its memory holds: they verify at once, and take turns to time."""
 
 
 def command(
@@ -61,6 +63,10 @@ def command(
             softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
     require_target(settings.target)
+    if settings.judges < 1:
+        raise UserError(f"the number of judges must be at least 1, not {settings.judges}")
+    if settings.workers and settings.judges > 1 and len(shapes) > 1:
+        raise UserError("--judges goes with one shape where --workers shares several among GPUs")
     if settings.page:
         _require_replaceable(settings.page)
 
@@ -73,7 +79,11 @@ def command(
         from cuda_l2.machine import chosen
         from cuda_l2.runs import workers
 
-        gpus = workers.gpus(settings.workers, settings.target) if settings.workers else []
+        gpus = list[str]()
+        if settings.workers:
+            gpus = workers.gpus(settings.workers, settings.target)
+        elif settings.judges > 1:
+            gpus = workers.gpus("1", settings.target, "--judges")
         parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
         from cuda_l2.optimizer import Optimizer
@@ -85,7 +95,7 @@ def command(
     with optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
-        if gpus and len(parsed) > 1:
+        if settings.workers and len(parsed) > 1:
             results = _searched_apart(parsed, gpus, settings)
         else:
             results = _searched(optimizer, parsed, gpus, began)
@@ -115,7 +125,10 @@ def _searched(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str
     with contextlib.ExitStack() as held:
         if gpus:
             request = Request(retune=settings.retune, tuning=settings.tuning)
-            optimizer.judges = held.enter_context(JudgePool(gpus, optimizer.target.name, tell, request))
+            each = min(optimizer.rig.together(task, settings.judges) for task in wanted)
+            if each < settings.judges:
+                tell(f"{counted(each, 'process', 'processes')} of {settings.judges} on each GPU, for its memory's sake")
+            optimizer.judges = held.enter_context(JudgePool(gpus, optimizer.target.name, tell, request, each))
         for number, task in enumerate(wanted):
             plan = optimizer.plan(task)
             if not settings.json:

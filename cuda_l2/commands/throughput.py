@@ -54,12 +54,14 @@ def command(
 
     with contextlib.ExitStack() as held:
         rig = held.enter_context(open_rig(target))
-        if judges > 1 and rig.target.name == "cpu":
-            raise UserError("--judges goes with a GPU: a verification on a CPU has the whole machine")
         evaluator = held.enter_context(Evaluator(gemm, rig, judges_here=judges == 1))
         judge: Callable[[Sequence[Candidate]], Iterator[Trial]] = evaluator.evaluate
         if judges > 1:
-            judge = partial(_judged, held.enter_context(JudgePool(gpus("1"), "cuda", tell, each=judges)), evaluator)
+            judge = partial(
+                _judged,
+                held.enter_context(JudgePool(gpus("1", rig.target.name, "--judges"), "cuda", tell, each=judges)),
+                evaluator,
+            )
         tell(f"{gemm} on {rig.target.model}: warming up ...")
         space = space_for(families_for(gemm, rig.target), gemm, rig.target)
         proposer = proposer_maker("random")(space, list, np.random.default_rng(seed))

@@ -133,6 +133,10 @@ class Rig(Closing):
     def require_feasible(self, task: Task) -> None:
         """UserError where the task does not fit this machine."""
 
+    def together(self, task: Task, asked: int) -> int:
+        """How many of this many processes can judge a task at once on the machine."""
+        return 1
+
     def require_tools(self) -> None:
         """UserError where a program is missing that full verification needs."""
 

@@ -24,7 +24,7 @@ def gpus(asked: str, target: str = "auto", option: str = "--workers") -> list[st
     """
     if target == "cpu":
         raise UserError(
-            "--workers goes with GPUs: on a CPU each verification and timing has the whole machine, and workers would"
+            f"{option} goes with GPUs: on a CPU each verification and timing has the whole machine, and workers would"
             " wait for one another; several machines can share an archive (docs/scale.md)"
         )
     import torch  # noqa: PLC0415 - options must be read in no time
