@@ -1,13 +1,15 @@
-"""Candidates that a process for each GPU of this machine judges, in place of the one that proposes them."""
+"""Candidates that one or more processes for each GPU judge, in place of the one that proposes them."""
 
 import collections
 import contextlib
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.records import Build, Task
@@ -15,7 +17,6 @@ from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import Request, Rig, open_rig
 from cuda_l2.runs.pool import Pool
 from cuda_l2.search import Judged, Order
-from cuda_l2.system import scratch
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.turns import Turns
@@ -95,7 +96,8 @@ class JudgePool(Closing):
     ) -> None:
         with contextlib.ExitStack() as stack:
             if each > 1:
-                request = replace(request, together=each, turns=stack.enter_context(scratch.folder()))
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                request = replace(request, together=each, turns=folder)
             servant = Judging(target, request)
             self._pool = stack.enter_context(Pool([*gpus] * each, servant, say, LIMIT_S))
             self._opened = stack.pop_all()
