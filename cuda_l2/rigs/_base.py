@@ -28,8 +28,7 @@ class Request:
     retune: bool = False  # algorithms that earlier runs chose are chosen anew
     tuning: str = ADAPTIVE  # how they are timed: one of TUNINGS
     choices: Path | None = None  # file of chosen algorithms, used where it has them; it may not be there yet
-    together: int = 1  # processes of one run that judge on one GPU
-    turns: Path | None = None  # folder of the files by which they take turns
+    turns: Path | None = None  # folder of the files by which processes that judge on one GPU take turns
 
     def __post_init__(self) -> None:
         if self.tuning not in TUNINGS:

@@ -124,7 +124,6 @@ class CudaRig(Rig):
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
         self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes, self.turns)
-        patience *= request.together
         self.facilities = Facilities(self.workers, self.target.sms, self._stress_builds, patience, sanitize, self.turns)
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:

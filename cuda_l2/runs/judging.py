@@ -97,7 +97,7 @@ class JudgePool(Closing):
         with contextlib.ExitStack() as stack:
             if each > 1:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                request = replace(request, together=each, turns=folder)
+                request = replace(request, turns=folder)
             servant = Judging(target, request)
             self._pool = stack.enter_context(Pool([*gpus] * each, servant, say, LIMIT_S))
             self._opened = stack.pop_all()
