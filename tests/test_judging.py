@@ -14,6 +14,7 @@ from waiting import interrupt_when, require_gone
 
 from cuda_l2.archive import Archive
 from cuda_l2.commands import optimize as command
+from cuda_l2.commands import throughput
 from cuda_l2.commands.optimize import OptimizeSettings
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
@@ -153,6 +154,15 @@ def test_two_processes_judge_the_candidates_of_a_shape_on_one_gpu(dies, tmp_path
     said = capsys.readouterr()
     assert json.loads(said.out)["best"] and "2 processes of 3 on each GPU" in said.err
     assert len([*(tmp_path / "pids").iterdir()]) == 2
+
+
+def test_throughput_of_several_judges_counts_all(dies, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(throughput, "WARM_UP", 2)
+    monkeypatch.setattr(workers, "gpus", lambda *asked: GPUS[: int(asked[0])])
+    monkeypatch.setattr(CpuRig, "together", lambda rig, task, asked: min(asked, 2))
+    throughput.command(SHAPES[0], target="cpu", candidates=3, judges=5)
+    said = capsys.readouterr().out
+    assert f"3 of {SHAPES[0]} on" in said and ", 2 judges" in said and "3 measured" in said
 
 
 def test_a_process_judges_what_was_built_for_it(dies, rig) -> None:

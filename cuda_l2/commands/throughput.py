@@ -57,11 +57,9 @@ def command(
         evaluator = held.enter_context(Evaluator(gemm, rig, judges_here=judges == 1))
         judge: Callable[[Sequence[Candidate]], Iterator[Trial]] = evaluator.evaluate
         if judges > 1:
-            judge = partial(
-                _judged,
-                held.enter_context(JudgePool(gpus("1", rig.target.name, "--judges"), "cuda", tell, each=judges)),
-                evaluator,
-            )
+            asked, judges = gpus("1", rig.target.name, "--judges"), rig.together(gemm, judges)
+            pool = held.enter_context(JudgePool(asked, rig.target.name, tell, each=judges))
+            judge = partial(_judged, pool, evaluator)
         tell(f"{gemm} on {rig.target.model}: warming up ...")
         space = space_for(families_for(gemm, rig.target), gemm, rig.target)
         proposer = proposer_maker("random")(space, list, np.random.default_rng(seed))
@@ -81,7 +79,8 @@ def command(
                 line.done(gemm)
         seconds = time.perf_counter() - start
         stages = {stage: total - before[stage] for stage, total in evaluator.stage_seconds.items()}
-        print(f"{candidates / seconds:.1f} candidates a second: {candidates} of {gemm} on {rig.target.model}")
+        by = f", {judges} judges" if judges > 1 else ""
+        print(f"{candidates / seconds:.1f} candidates a second: {candidates} of {gemm} on {rig.target.model}{by}")
         print("what became of them: " + ", ".join(f"{count} {status}" for status, count in statuses.most_common()))
         print(
             f"of {seconds:.1f} s: waiting for builds {stages['build']:.1f}, verifying {stages['verify']:.1f},"
