@@ -89,13 +89,18 @@ class Scope:
 
 @dataclass(frozen=True)
 class Order:
-    """A candidate to be judged by another process: what it must know of this one's evaluator."""
+    """A candidate to be judged by another process: what it must know of this one's evaluator.
+
+    build: where it was built here, and built_s is how long a process waited for it.
+    """
 
     task: Task
     candidate: Candidate
     rewards: RewardSettings
     best_speedup: float
     left_s: float
+    build: Build | None = None
+    built_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,14 +117,19 @@ class Judges(Protocol):
 
     count: int
 
-    def begin(self, order: Order) -> "Future[Judged]":
-        """Have it judged when a process is free. An order that is under way is not given out twice."""
+    def begin(self, order: Order, build: Callable[[], Build | None] = lambda: None) -> "Future[Judged]":
+        """Have it judged when a process is free. An order that is under way is not given out twice.
+
+        build: awaits the candidate's build here; None where that process is to build it.
+        """
 
 
-def begin(judges: Judges, evaluator: Evaluator, candidate: Candidate) -> "Future[Judged]":
-    """Have a candidate judged in place of an evaluator."""
+def begin(
+    judges: Judges, evaluator: Evaluator, candidate: Candidate, build: Callable[[], Build | None] = lambda: None
+) -> "Future[Judged]":
+    """Have a candidate judged in place of an evaluator. build: as in `Judges.begin`."""
     task, rewards, best, left_s = evaluator.task, evaluator.rewards, evaluator.best_speedup, evaluator.left_s
-    return judges.begin(Order(task, candidate, rewards, best, left_s))
+    return judges.begin(Order(task, candidate, rewards, best, left_s), build)
 
 
 def taken(judges: Judges, evaluator: Evaluator, judged: "Future[Judged]") -> Trial:
@@ -291,9 +301,9 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
         """Those that other processes judge for this search, by id."""
         if judges:
             archive.renew()  # those of groups that are judged meanwhile
-            evaluator.rig.prefetch(self._left)  # all cores build what a process asks for one by one
+            builds = dict(zip(new, evaluator.rig.prefetch(self._left), strict=True))  # by all cores
             for candidate in filter(self._mine, self._left):
-                self._begun[candidate.id] = candidate, begin(judges, evaluator, candidate)
+                self._begun[candidate.id] = candidate, begin(judges, evaluator, candidate, builds[candidate.id])
         else:
             self._building = zip(new, evaluator.build(self._left), strict=True)  # in the order of `candidates`
 

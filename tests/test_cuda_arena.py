@@ -22,7 +22,7 @@ from cuda_l2.machine.cuda.windows import PRODUCT_WINDOWS, Sharing, buffer_name
 from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, POISONS
 from cuda_l2.measure.product_memory import other_layout
 from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json
-from cuda_l2.rigs.cuda import needed_bytes, require_feasible, windows
+from cuda_l2.rigs.cuda import needed_bytes, require_feasible, together, windows
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import OwnCases
 
@@ -157,6 +157,11 @@ def test_a_task_too_large_for_the_gpu_says_so() -> None:
     with pytest.raises(UserError, match=r"needs about .* GiB of GPU memory .* choose smaller sizes"):
         require_feasible(large, 50 << 20, 2, 80 << 30)
     require_feasible(tasks.parse("softmax", "cuda"), 50 << 20, 2, 60 << 30)
+
+
+def test_as_many_judge_at_once_as_memory_holds() -> None:
+    found = [together(Gemm(size, size, size), 50 << 20, 2, 80 << 30) for size in (256, 8192, 16384)]
+    assert found[0] >= 8 > found[1] >= found[2] == 1 and found == sorted(found, reverse=True)
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from waiting import interrupt_when, require_gone
 
 from cuda_l2.archive import Archive
 from cuda_l2.commands import optimize as command
+from cuda_l2.commands import throughput
 from cuda_l2.commands.optimize import OptimizeSettings
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
@@ -24,9 +25,10 @@ from cuda_l2.optimizer import Optimizer
 from cuda_l2.propose._base import FamilySpace, draw
 from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Candidate, Gemm, Operation, Trial
+from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.runs import pool, workers
 from cuda_l2.runs.judging import JudgePool, require_gpus, require_known
-from cuda_l2.search import judge_group
+from cuda_l2.search import begin, judge_group, taken
 from cuda_l2.settings import Settings
 from cuda_l2.store.opening import open_database
 from cuda_l2.system.errors import UserError
@@ -126,7 +128,7 @@ def test_where_processes_die_of_every_candidate_none_is_rejected(dies, tmp_path,
 def test_a_candidate_that_ends_the_search_of_a_shape_is_rejected_in_the_end(
     dies, tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(workers, "gpus", lambda asked, target: GPUS)
+    monkeypatch.setattr(workers, "gpus", lambda *asked: GPUS)
     bad = default_candidates(parse(SHAPES[0]), detect("cpu"))[0]
     dies.write_text(f"{SHAPES[0]} {bad.source}")
     archive = tmp_path / "archive.db"
@@ -177,7 +179,7 @@ def test_a_gpu_of_another_kind_is_one_line(rig) -> None:
 
 
 def test_several_shapes_are_searched_by_two_processes_though_one_is_killed(dies, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(workers, "gpus", lambda asked, target: GPUS)
+    monkeypatch.setattr(workers, "gpus", lambda *asked: GPUS)
     dies.touch()
     archive = tmp_path / "archive.db"
     settings = OptimizeSettings(
@@ -207,6 +209,57 @@ def test_ctrl_c_of_several_shapes_leaves_no_claim(dies, tmp_path) -> None:
 
     interrupt_when(lambda: claims() == 2, words)
     assert claims() == 0
+
+
+def test_two_processes_judge_the_candidates_of_a_shape_on_one_gpu(dies, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("POOL_PIDS", str(tmp_path / "pids"))
+    (tmp_path / "pids").mkdir()
+    monkeypatch.setattr(workers, "gpus", lambda *asked: GPUS[: int(asked[0])])
+    monkeypatch.setattr(CpuRig, "together", lambda rig, task, asked: min(asked, 2))
+    settings = OptimizeSettings(
+        3600, 4, "random", target="cpu", protocol="offline", archive=tmp_path / "archive.db", judges=3, json=True
+    )
+    command.command(SHAPES[:1], settings=settings)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["best"] and "2 processes of 3 on each GPU" in said.err
+    assert len([*(tmp_path / "pids").iterdir()]) == 2
+
+
+def test_throughput_of_several_judges_counts_all(dies, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(throughput, "WARM_UP", 2)
+    monkeypatch.setattr(workers, "gpus", lambda *asked: GPUS[: int(asked[0])])
+    monkeypatch.setattr(CpuRig, "together", lambda rig, task, asked: min(asked, 2))
+    throughput.command(SHAPES[0], target="cpu", candidates=3, judges=5)
+    said = capsys.readouterr().out
+    assert f"3 of {SHAPES[0]} on" in said and ", 2 judges" in said and "3 measured" in said
+
+
+def test_a_process_judges_what_was_built_for_it(dies, rig) -> None:
+    (one,) = candidates(rig, 1)
+    with Evaluator(GEMM, rig) as evaluator, JudgePool(GPUS, "cpu", print) as judges:
+        (build,) = evaluator.build([one])
+        build = replace(build, log="of who asks")
+        trial = taken(judges, evaluator, begin(judges, evaluator, one, lambda: build))
+    assert trial.build == build and trial.timing
+
+
+def test_a_process_on_another_machine_builds_by_itself(dies, rig) -> None:
+    """What was built here lies in files that it does not see."""
+    (one,) = candidates(rig, 1)
+    elsewhere = lambda visible: pool.on_this_machine(visible)  # noqa: E731 - another start than this machine's
+    with Evaluator(GEMM, rig) as evaluator, JudgePool(GPUS, "cpu", print, start=elsewhere) as judges:
+        (build,) = evaluator.build([one])
+        trial = taken(judges, evaluator, begin(judges, evaluator, one, lambda: replace(build, log="of who asks")))
+    assert trial.build.log != "of who asks" and trial.timing
+
+
+def test_judges_and_workers_share_one_shape_alone() -> None:
+    with pytest.raises(UserError, match="--judges goes with GPUs: on a CPU each verification"):
+        command.command(SHAPES[:1], settings=OptimizeSettings(1, target="cpu", judges=2))
+    with pytest.raises(UserError, match="--judges goes with GPUs of this machine, and with --workers for one shape"):
+        command.command(SHAPES, settings=OptimizeSettings(1, target="cpu", judges=2, workers="2"))
+    with pytest.raises(UserError, match="at least 1, not 0"):
+        command.command(SHAPES, settings=OptimizeSettings(1, target="cpu", judges=0))
 
 
 @pytest.mark.full

@@ -127,7 +127,7 @@ def optimized(rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         script = Script(ticking(1e-4), **scripted)
 
         @contextmanager
-        def turn(gpu: str = "") -> Iterator[float]:
+        def turn(gpu: str = "", **_: object) -> Iterator[float]:
             script.clock.sleep(script.queue_s)
             yield script.queue_s
 

@@ -185,7 +185,7 @@ def test_rewards_by_two_processes_make_the_model_that_one_makes_though_one_is_ki
     monkeypatch.setattr(pool, "MAIN", "scripted_pool")
     monkeypatch.setattr(workers, "gpus", lambda *_: ["0", "1"])
     events, begin = list[str](), JudgePool.begin
-    monkeypatch.setattr(JudgePool, "begin", lambda judges, order: events.append("begun") or begin(judges, order))
+    monkeypatch.setattr(JudgePool, "begin", lambda *given: events.append("begun") or begin(*given))
 
     def write(self, prompts):
         events.append("written")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cuda_l2.records import Build, BuildStatus, Gemm
+from cuda_l2.records import Build, BuildStatus, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases
-from cuda_l2.verify import magnitudes, precision, special, structure
-from cuda_l2.verify._base import CheckFailed, Outputs, Session, all_checks
+from cuda_l2.verify import _base, magnitudes, precision, special, structure
+from cuda_l2.verify._base import CheckFailed, Outputs, Session, Turn, all_checks
 
 
 @dataclass
@@ -290,3 +290,28 @@ def test_an_operand_that_begins_with_zeros_always_comes(shape, operand, first, m
         structure.CHECK.run(InProcess(cases, in_fp64))
         with pytest.raises(CheckFailed, match="begin with zeros"):
             structure.CHECK.run(InProcess(cases, multiply))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("wrong", [{3}, {3, 5}, {4, 5}, {5}, {6}])
+def test_the_first_wrong_launch_is_the_reason_also_where_answers_are_read_at_once(device, wrong, monkeypatch) -> None:
+    monkeypatch.setattr(_base, "MOST_ANSWERS", 4)
+    session = InProcess(ProductCases(Gemm(4, 4, 4), 1, CpuReferences()), in_fp64)
+    session.device = device
+    case, launch = session.cases.drawn("any"), session.launch
+    made = list[int]()
+
+    def launched(*given: object, **named: object) -> Outputs:
+        made.append(len(made))
+        if made[-1] == 6:
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, "at 6")
+        return launch(*given, **named)
+
+    def require(turn: Turn, found: Outputs) -> None:
+        raise CheckFailed(VerdictStatus.INCORRECT, f"at {turn.what}")
+
+    monkeypatch.setattr(session, "launch", launched)
+    turns = (Turn(case, str(number)) for number in range(8))
+    with pytest.raises(CheckFailed, match=f"at {min(wrong)}"):
+        _base.require_each(session, turns, lambda turn, _: torch.tensor([int(turn.what) in wrong]), require)
+    assert len(made) == (min(wrong) + 1 if device == "cpu" else 4 if 3 in wrong else 7)

@@ -143,15 +143,15 @@ def judge_faults(book: Book, target: str, judges: int) -> bool:
             original, mutants = Candidate(on_gpu.TEXT), on_gpu.mutants()
         chosen = [None, *mutants]
         candidates = [Candidate(mutant.source) if mutant else original for mutant in chosen]
-        rig.prefetch(candidates)
+        builds = rig.prefetch(candidates)
         kinds = [("mutant", mutant.id) if mutant else ("original", subject.name) for mutant in chosen]
         left = [
-            (kind, where, mutant, candidate)
-            for (kind, where), mutant, candidate in zip(kinds, chosen, candidates, strict=True)
+            (kind, where, mutant, candidate, build)
+            for (kind, where), mutant, candidate, build in zip(kinds, chosen, candidates, builds, strict=True)
             if not book.known(kind, where, candidate.source)
         ]
-        begun = [begin(pool, evaluator, candidate) for *_, candidate in left] if pool else []
-        for number, (kind, where, mutant, candidate) in enumerate(left):
+        begun = [begin(pool, evaluator, candidate, build) for *_, candidate, build in left] if pool else []
+        for number, (kind, where, mutant, candidate, _) in enumerate(left):
             start = time.perf_counter()
             if pool:
                 trial = taken(pool, evaluator, begun[number])

@@ -9,9 +9,10 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, Candidate, from_json
@@ -41,6 +42,10 @@ class BuildServers:
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; those not asked for yet go on in the background."""
+        return (awaited() for awaited in self.begin(candidates))
+
+    def begin(self, candidates: Sequence[Candidate]) -> list[Callable[[], Build]]:
+        """Have candidates built in the background; what awaits the build of each."""
         sources = [candidate.source for candidate in candidates]
         with self._lock:
             self._under_way = {source: batch for source, batch in self._under_way.items() if not batch.done()}
@@ -49,8 +54,7 @@ class BuildServers:
             for start in range(0, len(new), size):
                 batch = new[start : start + size]
                 self._under_way |= dict.fromkeys(batch, self._pool.submit(self._send, batch))
-            asked = [(source, self._under_way[source]) for source in sources]
-        return (batch.result()[source] for source, batch in asked)
+            return [partial(_awaited, self._under_way[source], source) for source in sources]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -68,6 +72,10 @@ class BuildServers:
         if "error" in answer:
             raise UserError(answer["error"])
         return {source: from_json(Build, text) for source, text in zip(sources, answer["builds"], strict=True)}
+
+
+def _awaited(batch: "Future[dict[str, Build]]", source: str) -> Build:
+    return batch.result()[source]
 
 
 def main() -> None:

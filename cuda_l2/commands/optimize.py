@@ -45,6 +45,9 @@ class OptimizeSettings(Settings):
     """Several GPUs, a process each: auto for all of this machine, or how many. Of several shapes each searches one at a
     time; the candidates of a single one are shared. ray://HOST:PORT for GPUs of a Ray cluster, ray for one that is
     started here: they share the candidates of one shape after the other (docs/scale.md)."""
+    judges: Annotated[int, Parameter(group="Several GPUs")] = 1
+    """Processes that judge on each GPU of this machine, as many as its memory holds: they verify at once, and take
+    turns to time."""
 
 
 def command(
@@ -61,6 +64,10 @@ def command(
             softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
     require_target(settings.target)
+    if settings.judges < 1:
+        raise UserError(f"the number of judges must be at least 1, not {settings.judges}")
+    if settings.workers and settings.judges > 1 and (len(shapes) > 1 or settings.workers.startswith("ray")):
+        raise UserError("--judges goes with GPUs of this machine, and with --workers for one shape alone")
     if settings.page:
         _require_replaceable(settings.page)
 
@@ -74,8 +81,9 @@ def command(
         from cuda_l2.runs import on_ray, workers
         from cuda_l2.runs.judging import require_gpus
 
-        if settings.workers:
-            require_gpus(settings.workers, settings.target)
+        asked = settings.workers or ("1" if settings.judges > 1 else "")
+        if asked:
+            require_gpus(asked, settings.target, "--workers" if settings.workers else "--judges")
         parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
         from cuda_l2.optimizer import Optimizer
@@ -90,7 +98,7 @@ def command(
         if settings.workers and len(parsed) > 1 and not on_ray.is_ray(settings.workers):
             results = _searched_apart(optimizer, parsed, workers.gpus(settings.workers, settings.target))
         else:
-            results = _searched(optimizer, parsed, began)
+            results = _searched(optimizer, parsed, asked, began)
         with contextlib.closing(results):
             for result in results:
                 if settings.json:
@@ -106,8 +114,8 @@ def command(
         sys.exit(1)
 
 
-def _searched(optimizer: "Optimizer", wanted: Sequence[Task], began: float) -> Generator["Result"]:
-    """One task after the other; processes of --workers, if any, judge the candidates. began: when the command did."""
+def _searched(optimizer: "Optimizer", wanted: Sequence[Task], asked: str, began: float) -> Generator["Result"]:
+    """One task after the other. asked: workers that judge the candidates, if any. began: when the command did."""
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.rigs import Request
     from cuda_l2.runs.judging import judge_pool
@@ -115,9 +123,12 @@ def _searched(optimizer: "Optimizer", wanted: Sequence[Task], began: float) -> G
     settings = optimizer.settings
     assert isinstance(settings, OptimizeSettings)
     with contextlib.ExitStack() as held:
-        if settings.workers:
+        if asked:
             request = Request(retune=settings.retune, tuning=settings.tuning)
-            pool = judge_pool(settings.workers, optimizer.target.name, tell, request)
+            each = min(optimizer.rig.together(task, settings.judges) for task in wanted)
+            if each < settings.judges:
+                tell(f"{counted(each, 'process', 'processes')} of {settings.judges} on each GPU, for its memory's sake")
+            pool = judge_pool(asked, optimizer.target.name, tell, request, each)
             optimizer.judges = held.enter_context(pool)
         for number, task in enumerate(wanted):
             plan = optimizer.plan(task)
@@ -164,7 +175,7 @@ def _searched_apart(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequen
                     tell(f"{task}: {error}; it comes last, with its candidates judged apart from the search")
         except KeyboardInterrupt:
             end_interrupted()
-    yield from _searched(optimizer, left, CLOCK.now()) if left else ()
+    yield from _searched(optimizer, left, settings.workers, CLOCK.now()) if left else ()
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,12 @@ def command(
 
     with contextlib.ExitStack() as held:
         rig = held.enter_context(open_rig(target))
-        if judges > 1 and rig.target.name == "cpu":
-            raise UserError("--judges goes with a GPU: a verification on a CPU has the whole machine")
         evaluator = held.enter_context(Evaluator(gemm, rig, judges_here=judges == 1))
         judge: Callable[[Sequence[Candidate]], Iterator[Trial]] = evaluator.evaluate
         if judges > 1:
-            judge = partial(_judged, held.enter_context(JudgePool(gpus("1"), "cuda", tell, each=judges)), evaluator)
+            asked, judges = gpus("1", rig.target.name, "--judges"), rig.together(gemm, judges)
+            pool = held.enter_context(JudgePool(asked, rig.target.name, tell, each=judges))
+            judge = partial(_judged, pool, evaluator)
         tell(f"{gemm} on {rig.target.model}: warming up ...")
         space = space_for(families_for(gemm, rig.target), gemm, rig.target)
         proposer = proposer_maker("random")(space, list, np.random.default_rng(seed))
@@ -79,7 +79,8 @@ def command(
                 line.done(gemm)
         seconds = time.perf_counter() - start
         stages = {stage: total - before[stage] for stage, total in evaluator.stage_seconds.items()}
-        print(f"{candidates / seconds:.1f} candidates a second: {candidates} of {gemm} on {rig.target.model}")
+        by = f", {judges} judges" if judges > 1 else ""
+        print(f"{candidates / seconds:.1f} candidates a second: {candidates} of {gemm} on {rig.target.model}{by}")
         print("what became of them: " + ", ".join(f"{count} {status}" for status, count in statuses.most_common()))
         print(
             f"of {seconds:.1f} s: waiting for builds {stages['build']:.1f}, verifying {stages['verify']:.1f},"
@@ -91,7 +92,7 @@ def _judged(judges: "JudgePool", evaluator: "Evaluator", candidates: Sequence[Ca
     """Trials of candidates in order, which other processes judge."""
     from cuda_l2.search import begin, taken
 
-    evaluator.rig.prefetch(candidates)
-    futures = [begin(judges, evaluator, candidate) for candidate in candidates]
+    builds = evaluator.rig.prefetch(candidates)
+    futures = [begin(judges, evaluator, *each) for each in zip(candidates, builds, strict=True)]
     for future in futures:
         yield taken(judges, evaluator, future)

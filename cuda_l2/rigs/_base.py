@@ -1,7 +1,7 @@
 """What the evaluator asks of a machine: its stages for one shape, and which protocols they know."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,8 +28,7 @@ class Request:
     retune: bool = False  # algorithms that earlier runs chose are chosen anew
     tuning: str = ADAPTIVE  # how they are timed: one of TUNINGS
     choices: Path | None = None  # file of chosen algorithms, used where it has them; it may not be there yet
-    together: int = 1  # processes of one run that judge on one GPU
-    turns: Path | None = None  # folder of the files by which they take turns
+    turns: Path | None = None  # folder of the files by which processes that judge on one GPU take turns
 
     def __post_init__(self) -> None:
         if self.tuning not in TUNINGS:
@@ -133,6 +132,10 @@ class Rig(Closing):
     def require_feasible(self, task: Task) -> None:
         """UserError where the task does not fit this machine."""
 
+    def together(self, task: Task, asked: int) -> int:
+        """How many of this many processes can judge a task at once on the machine."""
+        return 1
+
     def require_tools(self) -> None:
         """UserError where a program is missing that full verification needs."""
 
@@ -155,5 +158,6 @@ class Rig(Closing):
         """
         return None
 
-    def prefetch(self, candidates: Sequence[Candidate]) -> None:
-        """Begin to build what will be asked for later."""
+    def prefetch(self, candidates: Sequence[Candidate]) -> Sequence[Callable[[], Build | None]]:
+        """Begin to build what will be asked for later; what awaits the build of each, None where nothing has begun."""
+        return [lambda: None] * len(candidates)

@@ -69,6 +69,8 @@ REFERENCE_COPIES = 12
 """Copies of a task's tensors in fp64 that a reference and its tolerance take at once, about."""
 OTHERS_BYTES = 4 << 30
 """Memory of CUDA contexts and the like in processes that hold a file's Model and tensors."""
+PROCESS_BYTES = 4 << 30
+"""What a judging process has on the GPU beside a task's: three contexts, and what torch keeps unused."""
 LEAST_CACHED, MOST_CACHED = 1 << 30, 48 << 30
 """Bytes of cases that are kept, with their references."""
 MOST_MODELS = 2
@@ -122,7 +124,6 @@ class CudaRig(Rig):
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
         self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes, self.turns)
-        patience *= request.together
         self.facilities = Facilities(self.workers, self.target.sms, self._stress_builds, patience, sanitize, self.turns)
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
@@ -145,6 +146,9 @@ class CudaRig(Rig):
 
     def require_feasible(self, task: Task) -> None:
         require_feasible(task, self.target.l2_bytes, self.rotated(task), self.free_bytes())
+
+    def together(self, task: Task, asked: int) -> int:
+        return min(asked, together(task, self.target.l2_bytes, self.rotated(task), self.free_bytes()))
 
     def rotated(self, task: Task) -> int:
         """Number of windows met in turn where none is to be in the cache when it comes again."""
@@ -192,8 +196,8 @@ class CudaRig(Rig):
         known = kind_of(task).known_by_text
         return judge_on(other, task, candidate, FINALS.name) if other and known else None
 
-    def prefetch(self, candidates: Sequence[Candidate]) -> None:
-        self.builders.build(candidates)  # the cache has them when they are asked for
+    def prefetch(self, candidates: Sequence[Candidate]) -> list[Callable[[], Build]]:
+        return self.builders.begin(candidates)
 
     def close(self) -> None:
         self._opened.close()
@@ -390,6 +394,11 @@ def needed_bytes(task: Task, l2_bytes: int, rotated: int) -> int:
     processes = kind_of(task).reference_processes
     others = (OTHERS_BYTES + processes * MOST_WINDOWS * task.bytes) if processes else 0
     return REFERENCE_COPIES * 8 * (inputs + outputs) + arena + LEAST_CACHED + others
+
+
+def together(task: Task, l2_bytes: int, rotated: int, free_bytes: int) -> int:
+    """How many processes can judge a task at once, at least 1, where one more is to report on it."""
+    return max(1, free_bytes // (needed_bytes(task, l2_bytes, rotated) + PROCESS_BYTES) - 1)
 
 
 def require_timed(task: Task, protocol: Protocol) -> None:

@@ -1,21 +1,23 @@
-"""Candidates that a process for each GPU judges in place of the one that proposes them."""
+"""Candidates that one or more processes for each GPU judge, in place of the one that proposes them."""
 
 import collections
 import contextlib
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.records import Task
+from cuda_l2.records import Build, Task
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import Request, Rig, open_rig
 from cuda_l2.runs import on_ray, pool, workers
 from cuda_l2.runs.pool import Pool, Start
 from cuda_l2.search import Judged, Order
-from cuda_l2.system import scratch
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.turns import Turns
@@ -68,9 +70,20 @@ def _judged(evaluators: Evaluators, turns: Turns, order: Order) -> Judged:
     seconds, queued_s = dict(evaluator.stage_seconds), evaluator.queued_s
     evaluator.best_speedup = max(evaluator.best_speedup, order.best_speedup)
     evaluator.ends = evaluator.clock.now() + order.left_s
-    (trial,) = evaluator.evaluate([order.candidate])
+    if order.build:
+        trial = evaluator.judge(order.candidate, order.build)
+        seconds["build"] -= order.built_s
+    else:
+        (trial,) = evaluator.evaluate([order.candidate])
     took = {stage: after - seconds[stage] for stage, after in evaluator.stage_seconds.items()}
     return Judged(trial, took, evaluator.queued_s - queued_s)
+
+
+def _with_build(build: Callable[[], Build | None], order: Order) -> Order:
+    """The order once the candidate is built."""
+    start = time.perf_counter()
+    built = build()
+    return replace(order, build=built, built_s=time.perf_counter() - start)
 
 
 class JudgePool(Closing):
@@ -88,9 +101,11 @@ class JudgePool(Closing):
         each: int = 1,
         start: Start = pool.on_this_machine,
     ) -> None:
+        self._builds_here = start is pool.on_this_machine  # what is built here no other machine can read
         with contextlib.ExitStack() as stack:
             if each > 1:
-                request = replace(request, together=each, turns=stack.enter_context(scratch.folder()))
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                request = replace(request, turns=folder)
             servant = Judging(target, request)
             self._pool = stack.enter_context(Pool([*gpus] * each, servant, say, LIMIT_S, start))
             self._opened = stack.pop_all()
@@ -98,14 +113,15 @@ class JudgePool(Closing):
         self._under_way: dict[tuple[Task, str], Future[Judged]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, order: Order) -> "Future[Judged]":
+    def begin(self, order: Order, build: Callable[[], Build | None] = lambda: None) -> "Future[Judged]":
         """Have a candidate judged when a process is free; the future of an earlier order for it that is under way."""
         require_known(order.task)
         key = order.task, order.candidate.id
+        complete = partial(_with_build, build if self._builds_here else lambda: None)
         with self._lock:
             found = self._under_way.get(key)
             if found is None or found.done():
-                found = self._under_way[key] = self._pool.begin(order)
+                found = self._under_way[key] = self._pool.begin(order, complete)
         found.add_done_callback(lambda future: self._forget(key, future))
         return found
 
@@ -118,24 +134,27 @@ class JudgePool(Closing):
         self._opened.close()
 
 
-def require_gpus(asked: str, target: str) -> None:
-    """UserError where --workers asks for what this machine and the target cannot have."""
+def require_gpus(asked: str, target: str, option: str = "--workers") -> None:
+    """UserError where an option asks for what this machine and the target cannot have."""
     if not on_ray.is_ray(asked):
-        workers.gpus(asked, target)
+        workers.gpus(asked, target, option)
     elif target == "cpu":
-        raise UserError(workers.ON_CPU)
+        raise UserError(workers.ON_CPU.format(option))
 
 
 @contextlib.contextmanager
 def judge_pool(
-    asked: str, target: str, say: Callable[[str], None], request: Request = Request()
+    asked: str, target: str, say: Callable[[str], None], request: Request = Request(), each: int = 1
 ) -> Iterator[JudgePool]:
-    """The pool that --workers asks for, on this machine's GPUs or a Ray cluster's. target: cpu or cuda."""
+    """The pool that --workers asks for, on this machine's GPUs or a Ray cluster's. target: cpu or cuda.
+
+    each: as for `JudgePool`, on this machine.
+    """
     require_gpus(asked, target)
     ray = on_ray.is_ray(asked)
     gpus = on_ray.cluster(asked) if ray else contextlib.nullcontext(workers.gpus(asked, target))
     start: Start = pool.on_ray if ray else pool.on_this_machine
-    with gpus as found, JudgePool(found, target, say, request, start=start) as judges:
+    with gpus as found, JudgePool(found, target, say, request, each, start) as judges:
         yield judges
 
 

@@ -51,6 +51,7 @@ class Servant(Protocol):
 @dataclass
 class _Order:
     request: Any
+    complete: Callable[[Any], Any]
     future: "Future[Any]"
     given_out: int = 0
     left_out: list[int] = field(default_factory=list)
@@ -86,9 +87,12 @@ class Pool(Closing):
         self._threads.append(threading.Thread(target=self._serve, args=(number,), daemon=True))
         self._threads[-1].start()
 
-    def begin(self, request: Any) -> "Future[Any]":
-        """The answer, once a process has given it. UserError where one says so, DeadlyError where TRIES of them die."""
-        order = _Order(request, Future())
+    def begin(self, request: Any, complete: Callable[[Any], Any] = lambda request: request) -> "Future[Any]":
+        """The answer, once a process has given it. UserError where one says so, DeadlyError where TRIES of them die.
+
+        complete: makes of the request what is sent, once a process is free: that one waits for it.
+        """
+        order = _Order(request, complete, Future())
         self._orders.put(order)
         return order.future
 
@@ -127,7 +131,7 @@ class Pool(Closing):
         if process is None:
             order.future.set_exception(CancelledError())
             return True
-        message = {"servant": self._servant, "request": packed(order.request)}
+        message = {"servant": self._servant, "request": packed(order.complete(order.request))}
         answer = process.ask(message, self._limit_s, lambda line: self._tell(f"GPU {gpu}: {line}"))
         if "answer" in answer:
             order.future.set_result(unpacked(answer["answer"]))

@@ -16,7 +16,7 @@ INTERRUPTED = 130
 SECRETS = "RAY_AUTH"
 """Beginning of variables that no part needs."""
 ON_CPU = (
-    "--workers goes with GPUs: on a CPU each verification and timing has the whole machine, and workers would"
+    "{} goes with GPUs: on a CPU each verification and timing has the whole machine, and workers would"
     " wait for one another; several machines can share an archive (docs/scale.md)"
 )
 
@@ -27,7 +27,7 @@ def gpus(asked: str, target: str = "auto", option: str = "--workers") -> list[st
     option: which asks for them. UserError where there are none, or the target is the CPU.
     """
     if target == "cpu":
-        raise UserError(ON_CPU)
+        raise UserError(ON_CPU.format(option))
     import torch  # noqa: PLC0415 - options must be read in no time
 
     found = visible_gpus(torch.cuda.device_count())

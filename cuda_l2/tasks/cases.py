@@ -60,6 +60,10 @@ class Case:
         """Bytes of the tensors and of what each output may be: in fp64, rounded, and which elements are free."""
         return self.task.bytes + sum((9 + bound.dtype.itemsize) * bound.exact.numel() for bound in self.bounds)
 
+    def wrong(self, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Marks something where these outputs are not the case's."""
+        return torch.tensor(bool(self.violation(found)))
+
     def violation(self, found: Mapping[str, torch.Tensor]) -> str:
         """Why these outputs are not the case's, in one line; empty where they are."""
         for output, limit in zip(self.task.outputs, self.bounds, strict=True):

@@ -56,14 +56,17 @@ class ProductCase(Case):
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self.tensors.values(), *self.expected.values()))
 
-    def violation(self, found: Mapping[str, torch.Tensor]) -> str:
-        """Why C is not the product, where it is known; empty where it is. Coarse: other checks ask for every digit."""
+    def wrong(self, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
         ours, exact = self._compared(found)
         noise = ALLOWED_AFTER_A_CHANGE if self.alters else ALLOWED_NOISE
-        right = torch.isclose(ours, exact, rtol=ALLOWED_SHARE, atol=noise * self.task.k**0.5, equal_nan=True)
-        if right.all():
+        return ~torch.isclose(ours, exact, rtol=ALLOWED_SHARE, atol=noise * self.task.k**0.5, equal_nan=True)
+
+    def violation(self, found: Mapping[str, torch.Tensor]) -> str:
+        """Why C is not the product, where it is known; empty where it is. Coarse: other checks ask for every digit."""
+        wrong = self.wrong(found)
+        if not wrong.any():
             return ""
-        wrong = ~right
+        ours, exact = self._compared(found)
         at = tuple(int(i) for i in wrong.nonzero()[0])
         place = "" if self.alters else f" C[{int(self.expected['rows'][at[0]])}, {at[1]}] is"
         return (

@@ -10,7 +10,7 @@ import math
 import pkgutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
@@ -20,12 +20,13 @@ import torch
 
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.machine.tensors import Tensors, words
 from cuda_l2.records import Build, Element, Task, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.tasks.products import ProductCases
+from cuda_l2.tasks.products import ProductCase, ProductCases
 
 C = TypeVar("C", bound=Case)
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -33,6 +34,8 @@ LEAST_OFTEN = 8
 """Launches of a heavy kernel in a row."""
 MOST_OFTEN_S, OFTEN_S, LAUNCH_S, OWN_GBYTES_PER_S, GFLOPS = 0.5, 0.06, 60e-6, 0.25, 20
 """About how long light launches in a row may take together on a CPU: each with what fills and compares its tensors."""
+MOST_ANSWERS, ANSWERS_BYTES = 32, 64 << 20
+"""Launches on a GPU whose comparisons are read back at once, and the bytes of their outputs, at most."""
 Outputs = Tensors
 """Results by the names of outputs."""
 
@@ -323,6 +326,70 @@ def require_none(
         element = first_difference("c", found, expected, wrong)
         text = reason.format(share=f"{float(wrong.float().mean()):.1%}", element=element)
         raise CheckFailed(status, text, element)
+
+
+def require_each(
+    session: Session,
+    turns: Iterable[Turn[C]],
+    wrong: Callable[[Turn[C], Outputs], torch.Tensor],
+    require: Callable[[Turn[C], Outputs], None],
+) -> None:
+    """Launch on cases in order; `require` raises for the first launch of which `wrong` marks anything.
+
+    On a GPU the marks of several launches are read back at once: for each answer other processes may have it between.
+    """
+    each = max(1, sum(output.bytes for output in session.task.outputs))
+    most = max(1, min(MOST_ANSWERS, ANSWERS_BYTES // each)) if session.device == "cuda" else 1
+    met: list[tuple[torch.Tensor, Turn[C], Outputs]] = []
+
+    def settle() -> None:
+        marked = torch.stack([mark for mark, *_ in met]).tolist() if met else []
+        for (_, turn, found), differs in zip(met, marked, strict=True):
+            if differs:
+                require(turn, found)
+        met.clear()
+
+    try:
+        for turn, found in session.launch_each(turns):
+            met.append((wrong(turn, found).any(), turn, found))
+            if len(met) >= most:
+                settle()
+    except (CheckFailed, Fault):  # what came before is the reason where it is wrong
+        settle()
+        raise
+    settle()
+
+
+def require_expected(
+    session: Session,
+    turns: Iterable[Turn[ProductCase]],
+    wrong: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    status: VerdictStatus,
+    reason: str,
+) -> None:
+    """CheckFailed where C is not what a case expects. wrong: marks elements, of C and of what is expected.
+
+    reason: {what} stands for the turn's, the others as in `require_none`.
+    """
+
+    def marks(turn: Turn[ProductCase], found: Outputs) -> torch.Tensor:
+        return wrong(found["c"], turn.case.expected["c"])
+
+    def require(turn: Turn[ProductCase], found: Outputs) -> None:
+        text = reason.replace("{what}", turn.what)
+        require_none(marks(turn, found), found["c"].float(), turn.case.expected["c"], status, text)
+
+    require_each(session, turns, marks, require)
+
+
+def require_all_right(session: Session, turns: Iterable[Turn[C]]) -> None:
+    """CheckFailed where the result of a launch is not within the task's tolerance."""
+    require_each(
+        session,
+        turns,
+        lambda turn, found: turn.case.wrong(found),
+        lambda turn, found: require_right(turn.case, found, turn.what),
+    )
 
 
 def require_right(case: Case, found: Outputs, where: str) -> None:

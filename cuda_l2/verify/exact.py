@@ -10,7 +10,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 
 INPUTS = 3
 TYPICAL_SHARE = 0.586
@@ -28,11 +28,14 @@ class ExactMatch(ProductCheck):
 
 def require_exact(session: Session, cases: ProductCases, indices: Sequence[int]) -> None:
     """CheckFailed where C is not exact on some of the drawn inputs."""
-    for turn, outputs in session.launch_each(Turn(cases.get("exact", index, _make)) for index in indices):
-        expected, found = turn.case.expected["c"], outputs["c"].float()
-        wrong = (found != expected) & (expected < largest_exact(dtype_of(cases.task)))
-        reason = "{share} of C is wrong on 0/1 inputs: {element}"
-        require_none(wrong, found, expected, VerdictStatus.INCORRECT, reason)
+    largest = largest_exact(dtype_of(cases.task))
+
+    def wrong(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+        return (found.float() != expected) & (expected < largest)
+
+    turns = (Turn(cases.get("exact", index, _make)) for index in indices)
+    reason = "{share} of C is wrong on 0/1 inputs: {element}"
+    require_expected(session, turns, wrong, VerdictStatus.INCORRECT, reason)
 
 
 def largest_exact(dtype: torch.dtype) -> float:

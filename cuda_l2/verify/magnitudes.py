@@ -18,7 +18,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, Gemm, VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 from cuda_l2.verify.special import leave_one
 
 LARGEST, LARGEST_SUM = 31, 1 << 22
@@ -46,14 +46,16 @@ class Magnitudes(ProductCheck):
             kinds.append(("magnitudes balanced", 0, _make_balanced))
         if in_fp32 and cases.task.k >= 3:
             kinds.append(("magnitudes at the largest", 0, _make_at_the_largest))
-        for turn, outputs in session.launch_each(Turn(cases.get(*kind)) for kind in kinds):
-            expected, found = turn.case.expected["c"], outputs["c"]
-            wrong = found != expected
-            if cases.task.accumulate is Accumulate.FP16:  # may round a product in another way
-                step = torch.finfo(found.dtype).eps * expected.abs().float() + _LEAST
-                wrong &= ~((found.float() - expected.float()).abs() <= step)
-            reason = "{share} of C is wrong where operands are very large or small: {element}"
-            require_none(wrong, found, expected, VerdictStatus.INCORRECT, reason)
+
+        def wrong(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+            if in_fp32:
+                return found != expected
+            step = torch.finfo(found.dtype).eps * expected.abs().float() + _LEAST  # a product may be rounded otherwise
+            return (found != expected) & ~((found.float() - expected.float()).abs() <= step)
+
+        reason = "{share} of C is wrong where operands are very large or small: {element}"
+        turns = (Turn(cases.get(*kind)) for kind in kinds)
+        require_expected(session, turns, wrong, VerdictStatus.INCORRECT, reason)
 
 
 def _ranges(gemm: Gemm) -> list[tuple[Range, Range]]:

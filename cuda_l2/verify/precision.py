@@ -15,7 +15,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import ProductCheck, Session, Turn, require_none
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 
 LARGEST_SUM = 1 << 22
 LARGEST_POWER = 3
@@ -42,12 +42,13 @@ class PrecisionContract(ProductCheck):
         )
         if session.device == "cpu" and cases.task.k >= 2 * PAIRS:
             turns = itertools.chain(turns, [Turn(cases.get("integers in pairs", 0, _make_pairs))])
-        for turn, outputs in session.launch_each(turns):
-            expected, found = turn.case.expected["c"], outputs["c"]
-            wrong = (found != expected) & ~(found.isnan() & expected.isnan())
-            right = f"the exact sum rounded to {cases.task.dtype}"
-            reason = f"{{share}} of C is not {right}: {{element}}; sums must be kept in fp32"
-            require_none(wrong, found, expected, VerdictStatus.IMPRECISE, reason)
+
+        def wrong(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+            return (found != expected) & ~(found.isnan() & expected.isnan())
+
+        right = f"the exact sum rounded to {cases.task.dtype}"
+        reason = f"{{share}} of C is not {right}: {{element}}; sums must be kept in fp32"
+        require_expected(session, turns, wrong, VerdictStatus.IMPRECISE, reason)
 
 
 def _make(cases: ProductCases, generator: torch.Generator, index: int) -> ProductCase:

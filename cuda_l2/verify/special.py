@@ -19,7 +19,16 @@ from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.tasks.cases import SPECIAL, Case, Cases
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import Check, CheckFailed, Session, Turn, first_difference, require_right
+from cuda_l2.verify._base import (
+    Check,
+    CheckFailed,
+    Outputs,
+    Session,
+    Turn,
+    first_difference,
+    require_all_right,
+    require_each,
+)
 
 SPARSE_EVERY = 4
 """One row of A in so many, and one column of B, has a single value left: zeros elsewhere must not be taken for all."""
@@ -53,8 +62,7 @@ class SpecialValues(Check):
 
 def _require_right_elements(session: Session, places: Sequence[int | None]) -> None:
     """CheckFailed where special values in one element, or in a few, come out wrong."""
-    for turn, found in session.launch_each(_elements(session.cases, places)):
-        require_right(turn.case, found, turn.what)
+    require_all_right(session, _elements(session.cases, places))
 
 
 def _elements(cases: Cases, places: Sequence[int | None]) -> Iterator[Turn[Case]]:
@@ -77,18 +85,28 @@ def _require_right_rows(session: Session, cases: ProductCases) -> None:
         for first in range(0, len(kinds), min(lines, len(kinds))):
             make = partial(_make, kinds=kinds, first=first, of_b=of_b)
             case = cases.get("special columns" if of_b else "special", first, make)
-            for _, outputs in session.launch_each(Turn(case, place=place) for place in session.places()):
-                found = outputs["c"].float()
-                numbers = found.nan_to_num(IN_PLACE_OF_NAN, INFINITY, -INFINITY)
-                wrong = (numbers < case.expected["low"]) | (numbers > case.expected["high"])
-                if wrong.any():
-                    element = first_difference("c", found, case.expected["c"], wrong)
-                    line = element.column if of_b else element.row
-                    kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
-                    if line >= len(kinds) + NAN_AT and (line - len(kinds) - NAN_AT) % NAN_EVERY == 0:
-                        kind = "nan"
-                    reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
-                    raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+            mark, require = partial(_outside, case), partial(_require_inside, case, kinds, first, of_b)
+            require_each(session, (Turn(case, place=place) for place in session.places()), mark, require)
+
+
+def _outside(case: ProductCase, turn: Turn[ProductCase], found: Outputs) -> torch.Tensor:
+    """Marks what lies beyond the case's bounds."""
+    numbers = found["c"].float().nan_to_num(IN_PLACE_OF_NAN, INFINITY, -INFINITY)
+    return (numbers < case.expected["low"]) | (numbers > case.expected["high"])
+
+
+def _require_inside(
+    case: ProductCase, kinds: Sequence[str], first: int, of_b: bool, turn: Turn[ProductCase], found: Outputs
+) -> None:
+    """CheckFailed for what is marked, with the kind of the first line that has any."""
+    wrong = _outside(case, turn, found)
+    element = first_difference("c", found["c"].float(), case.expected["c"], wrong)
+    line = element.column if of_b else element.row
+    kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
+    if line >= len(kinds) + NAN_AT and (line - len(kinds) - NAN_AT) % NAN_EVERY == 0:
+        kind = "nan"
+    reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
+    raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 
 
 def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str], first: int, of_b: bool) -> ProductCase:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import ProductCheck, Session, Turn, require_right
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_all_right
 
 DRAWN = 3
 """Patterns drawn for each operand, beside the one that always comes."""
@@ -100,8 +100,7 @@ class Structure(ProductCheck):
     order = 42
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        for turn, found in session.launch_each(_turns(cases)):
-            require_right(turn.case, found, turn.what)
+        require_all_right(session, _turns(cases))
 
 
 def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
