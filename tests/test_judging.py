@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -246,7 +247,7 @@ def test_a_process_judges_what_was_built_for_it(dies, rig) -> None:
 def test_a_process_on_another_machine_builds_by_itself(dies, rig) -> None:
     """What was built here lies in files that it does not see."""
     (one,) = candidates(rig, 1)
-    elsewhere = lambda visible: pool.on_this_machine(visible)  # noqa: E731 - another start than this machine's
+    elsewhere = partial(pool.on_this_machine)  # another start than this machine's
     with Evaluator(GEMM, rig) as evaluator, JudgePool(GPUS, "cpu", print, start=elsewhere) as judges:
         (build,) = evaluator.build([one])
         trial = taken(judges, evaluator, begin(judges, evaluator, one, lambda: replace(build, log="of who asks")))
