@@ -2,18 +2,20 @@
 
 A killed search loses at most the candidates in flight, readers never wait. Sources are stored once each. The state of a
 policy is kept beside the trials it learnt from. A search claims a candidate before it judges it, so that no two do the
-same work; a claim ends with its lease, so that the work of a killed search is given out again.
+same work. A claim ends with its lease, or when another search sees that its holder's process is dead, so that the work
+of a killed search is given out again.
 """
 
+import contextlib
 import datetime
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from cuda_l2.records import Candidate, Task, Trial, Trust, from_json, to_json
+from cuda_l2.store import holder
 from cuda_l2.store._base import SCHEMA_VERSION, Rows, Step, StoreFault
 from cuda_l2.store.opening import open_database
 from cuda_l2.system.closing import Closing
@@ -34,8 +36,10 @@ class Archive(Closing):
         writable; then nothing can be stored.
         """
         self.path = place_of(path)
-        self.holder = uuid.uuid4().hex
+        self.holder = holder.new()
         """Name under which this object claims; another that goes on with a dead one's work takes its name."""
+        self._held = set[str]()
+        """Claims of this object that have not ended."""
         self._db = open_database(self.path, "read" if reading else "make")
 
     def append(self, trial: Trial) -> None:
@@ -63,6 +67,7 @@ class Archive(Closing):
             self._write(("append", {**text, **row}))
         else:
             self._write(("add candidate", text), ("settle", where), ("add trial", row))
+        self._held.discard(str(where))
 
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
         """The latest trial of this candidate under the same conditions; a bad moment of the machine does not count."""
@@ -72,14 +77,35 @@ class Archive(Closing):
     def claim(self, task: Task, candidate: Candidate, machine: str, protocol: str, *, lease_s: float = LEASE_S) -> bool:
         """Whether this object may judge a candidate now: False while another's claim holds. A second call renews it.
 
-        lease_s: seconds after which the claim ends by itself. `append` and `release` end it before.
+        lease_s: seconds after which the claim ends by itself. `append`, `release` and `close` end it before.
         """
-        values = {**_where(task, candidate, machine, protocol), "holder": self.holder, "lease_s": lease_s}
-        return bool(self._write(("claim", values)))
+        where = _where(task, candidate, machine, protocol)
+        step: Step = "claim", {**where, "holder": self.holder, "lease_s": lease_s}
+        claimed = bool(self._write(step))
+        if not claimed:
+            dead = [name for (name,) in self._read("holder", where) if holder.is_dead(name)]
+            for name in dead:
+                self.release_all(name)
+            claimed = bool(dead and self._write(step))
+        if claimed:
+            self._held.add(str(where))
+        return claimed
+
+    def renew(self, *, lease_s: float = LEASE_S) -> None:
+        """Let all of this object's claims hold this long from now."""
+        if self._held:
+            self._write(("renew", {"holder": self.holder, "lease_s": lease_s}))
 
     def release(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> None:
         """End this object's claim on a candidate that it did not judge."""
-        self._write(("release", {**_where(task, candidate, machine, protocol), "holder": self.holder}))
+        where = _where(task, candidate, machine, protocol)
+        self._write(("release", {**where, "holder": self.holder}))
+        self._held.discard(str(where))
+
+    def release_all(self, name: str) -> None:
+        """End all claims under a holder's name, whose process works no more."""
+        with contextlib.suppress(UserError):  # a server that is gone: the leases end
+            self._write(("release all", {"holder": name}))
 
     def trials(self, task: Task | None = None, machine: str = "", protocol: str = "") -> list[Trial]:
         """Trials in the order they were run; empty arguments match all."""
@@ -109,7 +135,10 @@ class Archive(Closing):
         self._write(("save policy", {"name": name, "machine": machine, "state": state, "updated": updated}))
 
     def close(self) -> None:
-        self._db.close()
+        """End this object's claims, and the connection."""
+        with contextlib.closing(self._db):
+            if self._held:
+                self.release_all(self.holder)
 
     def _read(self, name: str, values: Mapping[str, object], *filters: str) -> Rows:
         try:

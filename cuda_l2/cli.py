@@ -9,7 +9,7 @@ from cyclopts import App
 
 from cuda_l2 import __version__, commands
 from cuda_l2.system import variables
-from cuda_l2.system.errors import NO_TORCH, MachineError, UserError
+from cuda_l2.system.errors import NO_TORCH, UserError, failure_of_machine
 
 app = App(
     name="cuda-l2",
@@ -37,9 +37,6 @@ def main() -> None:
     except UserError as error:
         print(f"cuda-l2: {error}", file=sys.stderr)
         sys.exit(2)
-    except MachineError as error:
-        print(f"cuda-l2: the machine failed: {error}; `cuda-l2 doctor` says what it has", file=sys.stderr)
-        sys.exit(2)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -52,9 +49,10 @@ def main() -> None:
         print("cuda-l2: interrupted", file=sys.stderr)
         sys.exit(130)
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+        said = failure_of_machine(error)
+        if not said:
             raise
-        print("cuda-l2: out of GPU memory; choose a smaller shape, or end what else runs on the GPU", file=sys.stderr)
+        print(f"cuda-l2: {said}", file=sys.stderr)
         sys.exit(2)
 
 

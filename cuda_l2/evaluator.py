@@ -83,6 +83,8 @@ class Evaluator(Closing):
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
         self.queued_s = 0.0
         """Time spent waiting for the machine's lock; it belongs to no stage."""
+        self.waited_s = 0.0
+        """Time that timings spent waiting while other programs had the cores; it belongs to the stage."""
         self._opened: Bench | None = None
         if judges_here:
             self._opened = self._bench
@@ -152,6 +154,11 @@ class Evaluator(Closing):
         self.best_speedup = max(self.best_speedup, trial.speedup)
         return trial
 
+    def failed(self, candidate: Candidate, reason: str) -> Trial:
+        """The trial of a candidate of which every process died that was to build and judge it."""
+        build = Build(candidate.id, BuildStatus.FAILED, reason)
+        return self._trial(candidate, build, None, None, None, self.rig.protocols[SEARCH.name])
+
     def evaluate(
         self, candidates: Sequence[Candidate], protocol: Protocol | None = None, *, full: bool = False
     ) -> Iterator[Trial]:
@@ -194,7 +201,9 @@ class Evaluator(Closing):
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a correct candidate; a search cuts the timing of a poor one short."""
         beat = POOR * self.best_speedup if protocol.selects else 0.0
-        return self._bench.time(candidate, build, protocol, Limits(beat, self.left_s))
+        timing = self._bench.time(candidate, build, protocol, Limits(beat, self.left_s))
+        self.waited_s += timing.conditions.waited_s or 0.0
+        return timing
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with the hardware's counters of its candidate; UserError where they cannot be read."""
@@ -260,6 +269,7 @@ class Evaluator(Closing):
                     )
                 except ContractError:
                     return None
+                self.waited_s += max((timing.conditions.waited_s or 0.0 for timing in timings.values()), default=0.0)
         if any(timing.status not in TOLD for timing in timings.values()):
             return None
         return [

@@ -58,7 +58,7 @@ class Interval:
 class BuildStatus(enum.StrEnum):
     BUILT = "built"
     REFUSED = "refused"  # the text or the binary breaks a rule of the launch contract
-    FAILED = "failed"  # the compiler said no
+    FAILED = "failed"  # the compiler said no, or every process that was given the candidate died
     TIMED_OUT = "timed-out"
 
 

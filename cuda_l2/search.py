@@ -3,7 +3,7 @@
 import collections
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,14 +11,17 @@ from cuda_l2.archive import LEASE_S, Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
+from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Build, BuildStatus, Candidate, Task, TimingStatus, Trial
 from cuda_l2.reward import RewardSettings
 from cuda_l2.system.closing import Closing
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.steps import step
 
 LATE = 0.1
 """Share of the budget by which the last candidate may be expected to end late."""
+RENEW_S = LEASE_S / 3
+"""How often the claims of candidates that other processes judge, or that wait for one, are renewed."""
 POLL_S = 0.2
 """How often a search asks for the trial of a kernel that another one judges."""
 
@@ -60,8 +63,6 @@ class Progress:
         self.repeated += repeated
         self.last = trial
         self.trials.append(trial)
-        if trial.timing and not (known or repeated):
-            self.waited_s += trial.timing.conditions.waited_s or 0.0
         if trial.review and not known:
             self.reviews[trial.review.status] += 1
         if trial.build.status is BuildStatus.BUILT:
@@ -195,12 +196,14 @@ class _Run:
         self.progress, self._evaluator, self._proposer, self._scope = Progress(), evaluator, proposer, scope
         self._group = proposer.group or evaluator.rig.group * at_once
         self._before, self._queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
+        self._waited_before = evaluator.waited_s
         self._start = evaluator.clock.now()
         self.left_s()
 
     def left_s(self) -> float:
         progress, evaluator, budget_s = self.progress, self._evaluator, self._scope.budget_s
         progress.queued_s = evaluator.queued_s - self._queued_before
+        progress.waited_s = evaluator.waited_s - self._waited_before
         progress.seconds = evaluator.clock.now() - self._start - progress.queued_s
         self._proposer.deadline = evaluator.ends = self._start + budget_s + progress.queued_s
         progress.stage_seconds = {stage: s - self._before[stage] for stage, s in evaluator.stage_seconds.items()}
@@ -297,6 +300,7 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
         self._begun: dict[str, tuple[Candidate, Future[Judged]]] = {}
         """Those that other processes judge for this search, by id."""
         if judges:
+            archive.renew()  # those of groups that are judged meanwhile
             builds = dict(zip(new, evaluator.rig.prefetch(self._left), strict=True))  # by all cores
             for candidate in filter(self._mine, self._left):
                 self._begun[candidate.id] = candidate, begin(judges, evaluator, candidate, builds[candidate.id])
@@ -350,7 +354,35 @@ class Group(Closing, Iterator[tuple[Trial, bool]]):
     def _judged(self, candidate: Candidate, begun: "Future[Judged] | None") -> Trial:
         if not self._judges:
             return self._evaluator.judge(candidate, self._build(candidate))
-        return taken(self._judges, self._evaluator, begun or begin(self._judges, self._evaluator, candidate))
+        future = begun or begin(self._judges, self._evaluator, candidate)
+        try:
+            return taken(self._judges, self._evaluator, self._awaited(future))
+        except DeadlyError as error:
+            return self._deadly(candidate, self._judges, str(error))
+
+    def _deadly(self, candidate: Candidate, judges: Judges, how: str) -> Trial:
+        """The trial of a candidate of which all processes died. how: what became of them.
+
+        UserError where they die of a kernel of ours too, or there is none to try: that says nothing of the candidate.
+        """
+        ours = default_candidates(self._evaluator.task, self._evaluator.target)
+        other = next((each for each in ours if each.id != candidate.id), None)
+        try:
+            if other is None:
+                raise DeadlyError(how)
+            self._awaited(begin(judges, self._evaluator, other)).result()
+        except DeadlyError as error:
+            raise UserError(
+                f"no process judges a kernel and lives: {error}; `cuda-l2 doctor` says what this machine has"
+            ) from None
+        return self._evaluator.failed(candidate, how)
+
+    def _awaited(self, future: "Future[Judged]") -> "Future[Judged]":
+        """The future when it is done; what waits behind it stays claimed."""
+        with step("waiting for the workers"):
+            while not wait([future], RENEW_S).done:
+                self._archive.renew()
+        return future
 
     def _mine(self, candidate: Candidate, *, claimed: bool = False) -> bool:
         """Whether this search is to judge a candidate: no other does, or has done since the group began."""

@@ -132,6 +132,7 @@ class Search:
                     with self._lock:
                         self.counts.alive_s -= self._ends - time.monotonic()
                     self._put_back(candidate)
+                    archive.holder = ""  # else its end would end the claim
                     return
                 self._judge(archive, candidate)
 

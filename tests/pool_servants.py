@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.lock import machine_lock
 
 FOLDER = str(Path(__file__).parent)
@@ -50,8 +50,17 @@ class Scripted:
         if word == "locked":
             with machine_lock():
                 pass
+        if word == "fails once" and not before:
+            raise MachineError("the driver's\nown words")
+        if word == "ends its actor" and not before:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(1e6)
+        if word == "environment":
+            return (
+                "a token" if any(os.environ[name] for name in os.environ if name.startswith("RAY_AUTH")) else "no token"
+            )
         if word == "no":
             raise UserError("no such word")
         if word == "broken":
             raise RuntimeError("the driver's")
-        return os.environ["CUDA_VISIBLE_DEVICES"]
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -1,9 +1,11 @@
 """A process of a pool with scripted times. Where the file that POOL_DIES names is there it is killed, once, while it
-judges. A file of its pid in the folder POOL_PIDS says that it runs.
+judges. Where the file has a text it hangs instead, or is killed by each task or source that holds the text. A file of
+its pid in the folder POOL_PIDS, with its parent's name, says that it runs.
 """
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import kept_baselines
@@ -11,20 +13,25 @@ import scripted_times
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.runs import pool_worker
+from cuda_l2.system import process_tree
 
 if __name__ == "__main__":
     scripted_times.install(setattr)
     kept_baselines.install(setattr)
     dies, judge = Path(os.environ.get("POOL_DIES", "/nowhere")), Evaluator.judge
 
-    def judged(evaluator, *arguments, **named):
-        trial = judge(evaluator, *arguments, **named)
-        if dies.exists() and trial.timing:
+    def judged(evaluator, candidate, *arguments, **named):
+        trial = judge(evaluator, candidate, *arguments, **named)
+        text = dies.read_text() if dies.exists() else None
+        while text == "hangs":
+            time.sleep(1e6)
+        if text == "" and trial.timing:
             dies.unlink()
+        if (text == "" and trial.timing) or (text and text in f"{evaluator.task} {candidate.source}"):
             os.kill(os.getpid(), signal.SIGKILL)
         return trial
 
     Evaluator.judge = judged
     if "POOL_PIDS" in os.environ:
-        (Path(os.environ["POOL_PIDS"]) / str(os.getpid())).touch()
+        (Path(os.environ["POOL_PIDS"]) / str(os.getpid())).write_text(process_tree.name_of(os.getppid()))
     pool_worker.main()

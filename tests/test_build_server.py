@@ -56,3 +56,10 @@ def test_what_is_built_is_shared_out_to_all_servers(monkeypatch) -> None:
     finally:
         servers._pool.shutdown()
     assert sorted(sent) == [1, 1, 2, 2, 2, *[MOST_A_BATCH] * 100]
+
+
+def test_a_machine_without_a_gpu_compiles_on_all_its_cores(monkeypatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(3 * CORES_A_SERVER)))
+    monkeypatch.setattr("cuda_l2.system.control_groups.cpu_quota", lambda: None)
+    servers = BuildServers(compile_only("sm_90a"))
+    assert servers._count == 3

@@ -11,15 +11,17 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import run
 from conftest import CHEATS, honest_source
 from drawing import ROOT
 from waiting import CLI
 
+from cuda_l2 import cli
 from cuda_l2.build import cuda_compiler
 from cuda_l2.commands import doctor, throughput
 from cuda_l2.system import native, paths, scratch
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import MachineError, UserError
 
 COMMANDS = (
     *("optimize", "show", "check", "profile", "doctor", "bench", "prove", "record", "compare", "select"),
@@ -297,3 +299,21 @@ def test_doctor_says_where_torch_has_no_bytecode(tmp_path, monkeypatch) -> None:
 def test_doctor_passes_here() -> None:
     done = subprocess.run([*CLI, "doctor"], capture_output=True, text=True)
     assert done.returncode == 0 and "C compiler" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MachineError("the driver's\nown words"), "the machine failed: the driver's own words; `cuda-l2 doctor` says"),
+        (torch.OutOfMemoryError("tried to\nallocate"), "out of GPU memory; choose a smaller shape"),
+    ],
+)
+def test_a_failure_of_the_machine_is_one_line_and_status_2(error, said, monkeypatch, capsys) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    lines = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith(f"cuda-l2: {said}")

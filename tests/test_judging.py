@@ -19,16 +19,20 @@ from cuda_l2.commands.optimize import OptimizeSettings
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine import detect
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.propose._base import FamilySpace, draw
+from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Candidate, Gemm, Operation, Trial
 from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.runs import pool, workers
-from cuda_l2.runs.judging import JudgePool, require_known
+from cuda_l2.runs.judging import JudgePool, require_gpus, require_known
 from cuda_l2.search import begin, judge_group, taken
 from cuda_l2.settings import Settings
+from cuda_l2.store.opening import open_database
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks import parse
 
 GEMM = Gemm(64, 48, 80)
 SHAPES = ["16x16x16", "16x16x32"]
@@ -90,6 +94,55 @@ def test_a_candidate_that_another_search_judges_is_left_to_it(dies, tmp_path, ri
         assert len(archive.trials(GEMM)) == 2
 
 
+def test_a_candidate_that_all_processes_die_of_is_rejected_and_the_others_are_judged(dies, tmp_path, rig) -> None:
+    good, bad = candidates(rig, 2)
+    bad = replace(bad, source=f"{bad.source}// deadly\n")
+    dies.write_text("// deadly")
+    with (
+        Archive(tmp_path / "archive.db") as archive,
+        Evaluator(GEMM, rig) as evaluator,
+        JudgePool(GPUS, "cpu", print) as judges,
+        judge_group(evaluator, archive, [bad, good], judges=judges) as group,
+    ):
+        (rejected, _), (other, _) = group
+        assert (rejected.candidate, rejected.status, other.status) == (bad, "failed", "measured")
+        assert rejected.reason == "3 processes died of it, one after the other; the last was killed by signal 9"
+        assert rejected.reward == evaluator.rewards.unbuildable and archive.trials(GEMM) == [rejected, other]
+
+
+@pytest.mark.full
+def test_where_processes_die_of_every_candidate_none_is_rejected(dies, tmp_path, rig) -> None:
+    dies.write_text(str(GEMM))
+    with (
+        Archive(tmp_path / "archive.db") as archive,
+        Evaluator(GEMM, rig) as evaluator,
+        JudgePool(GPUS[:1], "cpu", print) as judges,
+        judge_group(evaluator, archive, candidates(rig, 1), judges=judges) as group,
+    ):
+        with pytest.raises(UserError, match="no process judges a kernel and lives: 3 processes died of it"):
+            next(group)
+        assert archive.trials(GEMM) == []
+
+
+@pytest.mark.full
+def test_a_candidate_that_ends_the_search_of_a_shape_is_rejected_in_the_end(
+    dies, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(workers, "gpus", lambda asked, target: GPUS)
+    bad = default_candidates(parse(SHAPES[0]), detect("cpu"))[0]
+    dies.write_text(f"{SHAPES[0]} {bad.source}")
+    archive = tmp_path / "archive.db"
+    settings = OptimizeSettings(
+        3600, 2, "random", target="cpu", protocol="offline", archive=archive, workers="2", json=True
+    )
+    command.command(SHAPES, settings=settings)
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result["gemm"] for result in results] == SHAPES[::-1] and all(result["best"] for result in results)
+    with Archive(archive, reading=True) as read:
+        rejected = [trial for trial in read.trials() if trial.status == "failed"]
+    assert [(str(trial.task), trial.candidate.id) for trial in rejected] == [(SHAPES[0], bad.id)]
+
+
 def test_what_nobody_awaited_is_given_back(dies, tmp_path, rig) -> None:
     group = candidates(rig, 3)
     with (
@@ -142,6 +195,22 @@ def test_several_shapes_are_searched_by_two_processes_though_one_is_killed(dies,
     assert set(tried.values()) == {1} and {task for task, _ in tried} == set(SHAPES)
 
 
+def test_ctrl_c_of_several_shapes_leaves_no_claim(dies, tmp_path) -> None:
+    """Each process hangs when it has judged a candidate, which nobody else may judge then."""
+    dies.write_text("hangs")
+    archive = tmp_path / "archive.db"
+    words = [sys.executable, Path(FOLDER) / "pooled_cli.py", "optimize", *SHAPES, "--target", "cpu", "--workers", "2"]
+    words += ["--policy", "random", "--archive", archive, "--budget", "1h"]
+
+    def claims() -> int:
+        with contextlib.suppress(UserError), open_database(archive, "read") as read:  # not there yet
+            return read.read("held")[0][0]
+        return 0
+
+    interrupt_when(lambda: claims() == 2, words)
+    assert claims() == 0
+
+
 def test_two_processes_judge_the_candidates_of_a_shape_on_one_gpu(dies, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("POOL_PIDS", str(tmp_path / "pids"))
     (tmp_path / "pids").mkdir()
@@ -177,7 +246,7 @@ def test_a_process_judges_what_was_built_for_it(dies, rig) -> None:
 def test_judges_and_workers_share_one_shape_alone() -> None:
     with pytest.raises(UserError, match="--judges goes with GPUs: on a CPU each verification"):
         command.command(SHAPES[:1], settings=OptimizeSettings(1, target="cpu", judges=2))
-    with pytest.raises(UserError, match="--judges goes with one shape"):
+    with pytest.raises(UserError, match="--judges goes with one shape and this"):
         command.command(SHAPES, settings=OptimizeSettings(1, target="cpu", judges=2, workers="2"))
     with pytest.raises(UserError, match="at least 1, not 0"):
         command.command(SHAPES, settings=OptimizeSettings(1, target="cpu", judges=0))
@@ -211,8 +280,11 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(dies, tmp_path, 
 def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:
     with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
         workers.gpus("2", "cpu")
+    with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
+        require_gpus("ray", "cpu")
     with pytest.raises(UserError, match="limit --trials instead"):
         asked = OptimizeSettings(model=ModelSettings(tokens=1000))
-        list(command._searched_apart([GEMM, GEMM], GPUS, asked))
+        with Optimizer(replace(asked, target="cpu", archive=tmp_path / "archive.db")) as optimizer:
+            list(command._searched_apart(optimizer, [GEMM, GEMM], GPUS))
     with pytest.raises(UserError, match="leave --workers out"):
         require_known(Operation("kernelbench/level1/19_ReLU"))

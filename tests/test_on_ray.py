@@ -2,13 +2,18 @@
 
 import ipaddress
 import json
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from waiting import require_gone
+from pool_servants import FOLDER
+from waiting import require_gone, wait_until
 
+from cuda_l2.archive import Archive
+from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.runs import on_ray
 from cuda_l2.system.errors import UserError
 
@@ -27,9 +32,17 @@ while len(done) < 4:
             time.sleep(0.02)  # until the head has them
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
+    if mode == "hangs" and len(done) == 2 and not (place / "stopped").exists():
+        while not (place / "results.jsonl").exists() or len((place / "results.jsonl").read_text().split()) < 2:
+            time.sleep(0.02)
+        (place / "stopped").write_text(str(os.getppid()))
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(600)
 sys.exit(3 if mode == "fails" else 0)
 """
-"""A command that stores four lines. killed: ends the actor that it runs in, once, when the head has two of them."""
+"""A command that stores four lines. killed, hangs: ends or stops the actor that it runs in, once, when the head has two
+of them.
+"""
 
 DRIVER = """
 import json, sys
@@ -50,6 +63,28 @@ with on_ray.cluster("ray") as slots:
     has = int(has.get("GPU", 0)) or int(has["CPU"])
     print(json.dumps({"slots": len(slots), "said": said, "has": has, "listens": listens}))
 """
+HANGS = """
+import json, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from cuda_l2.runs import on_ray
+on_ray.STEP_S, program, place, said = 0.1, (sys.executable, "-c", sys.argv[1]), Path(sys.argv[2]) / "part", []
+stopped, now = place / "stopped", [0.0]
+def hangs():
+    try:
+        return Path("/proc", stopped.read_text(), "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+def clock():
+    if hangs() and not any("again" in line for line in said):
+        now[0] += 2 * on_ray.ANSWER_S
+    return now[0]
+on_ray.time = SimpleNamespace(monotonic=clock)
+with on_ray.cluster("ray"):
+    on_ray.share({"ray-0": ["hangs", str(place), "--out", str(place)]}, said.append, program)
+    print(json.dumps(said))
+"""
+"""The clock stands still, but when the actor is seen stopped."""
 
 
 @pytest.fixture
@@ -153,3 +188,67 @@ def test_an_actor_that_is_killed_costs_what_it_had_not_sent(tmp_path: Path) -> N
     ]
     assert found["slots"] == found["has"]
     assert found["listens"] and all(loopback(address) for address in found["listens"])
+
+
+def test_an_actor_that_hangs_costs_what_it_had_not_sent(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'cuda-l2[ray]'")
+    done = subprocess.run([sys.executable, "-c", HANGS, PART, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = (tmp_path / "part" / "results.jsonl").read_text().split()
+    assert [line.rpartition("-")[0] for line in found] == [f"hangs-{number}" for number in range(4)]
+    assert found[0].split("-")[2] == found[1].split("-")[2] != found[2].split("-")[2]
+    wait_until(lambda: not Path("/proc", (tmp_path / "part" / "stopped").read_text()).exists())
+    assert "ray-0: it gave no answer for 300 s; started again" in json.loads(done.stdout.splitlines()[-1])
+
+
+POOLED = """
+import json, sys, time
+from pathlib import Path
+from pool_servants import FOLDER, Scripted
+from cuda_l2.runs import on_ray, pool
+on_ray.STEP_S, folder, said = 0.1, Path(sys.argv[1]), []
+with on_ray.cluster("ray"), pool.Pool(["a", "b"], Scripted(folder), said.append, 1e6, pool.on_ray) as opened:
+    found = [opened.begin(word) for word in ("one", "dies once", "ends its actor", "no", "environment")]
+    print(json.dumps({"answers": [str(each.exception() or each.result()) for each in found], "said": said}))
+    held = opened.begin("hangs")
+    while not (folder / "hangs").exists():
+        time.sleep(0.02)
+print((folder / "hangs").read_text().strip())
+"""
+
+
+def test_processes_of_a_cluster_answer_and_what_one_had_in_flight_is_given_out_again(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'cuda-l2[ray]'")
+    words = [sys.executable, "-c", POOLED, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": FOLDER})
+    assert done.returncode == 0, done.stderr
+    first, pid = done.stdout.splitlines()[-2:]
+    found = json.loads(first)
+    seen, *again, error, variables = found["answers"]
+    assert again == [seen, seen] and error == "no such word" and variables == "no token"
+    lost = sorted(line.partition("its process ")[2] for line in found["said"] if "given out again" in line)
+    assert lost == [
+        "ended: its actor or its node is gone; what it had in flight is given out again",
+        "was killed by signal 9; what it had in flight is given out again",
+    ]
+    assert any(line.endswith(": one") for line in found["said"])
+    require_gone(pid)
+
+
+@pytest.mark.full
+def test_the_candidates_of_several_shapes_are_judged_by_actors(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'cuda-l2[ray]'")
+    shapes, archive = ["16x16x16", "16x16x32"], tmp_path / "archive.db"
+    words = [sys.executable, str(Path(FOLDER) / "pooled_cli.py"), "optimize", *shapes, "--workers", "ray", "--json"]
+    words += ["--target", "cpu", "--policy", "random", "--budget", "1h", "--trials", "2", "--archive", str(archive)]
+    variables = {**os.environ, "PYTHONPATH": FOLDER, "POOL_PIDS": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["gemm"] for line in done.stdout.splitlines()] == shapes
+    with Archive(archive, reading=True) as read:
+        tried = Counter(str(trial.task) for trial in read.trials() if trial.protocol == SEARCH.name)
+    assert tried == dict.fromkeys(shapes, 2)
+    parents = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name.isdigit()}
+    assert parents and all(name.startswith("ray::Held") for name in parents.values())
+    for pid in parents:
+        require_gone(pid)

@@ -12,7 +12,7 @@ from waiting import wait_until
 from cuda_l2.runs import pool as module
 from cuda_l2.runs.pool import Pool
 from cuda_l2.runs.workers import TRIES
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.line_process import LineProcess
 from cuda_l2.system.lock import machine_lock
 
@@ -80,7 +80,7 @@ def test_a_process_that_is_killed_from_outside_costs_what_it_had_in_flight(pool,
 
 @pytest.mark.parametrize(("word", "how"), [("deadly", "was killed by signal 9"), ("broken", "ended with status 1")])
 def test_a_request_that_processes_die_of_is_an_error_and_the_pool_goes_on(pool, tmp_path, word, how) -> None:
-    with pytest.raises(UserError, match=f"{TRIES} processes died of one request, the last {how}"):
+    with pytest.raises(DeadlyError, match=f"{TRIES} processes died of it, one after the other; the last {how}"):
         pool.begin(word).result()
     assert len(set(pids(tmp_path / word))) == TRIES
     assert pool.begin("one").result() in ("3,5", "5,3")
@@ -96,6 +96,19 @@ def test_a_gpu_on_which_all_processes_die_is_left_out_while_another_works(pool, 
     os.kill(pids(tmp_path / "held")[0], signal.SIGKILL)
     assert {future.result() for future in full} == {"5,3"}
     assert held.result() == "5,3"
+
+
+def test_a_gpu_that_was_left_out_for_a_request_that_all_die_of_works_again(pool, said, tmp_path) -> None:
+    while not pids(tmp_path / "held"):  # until GPU 5 has it
+        held = pool.begin("hangs on 5")
+        wait_until(lambda begun=held: begun.done() or pids(tmp_path / "held"))
+    deadly = pool.begin("deadly")
+    wait_until(lambda: any("GPU 3: left out" in line for line in said))
+    os.kill(pids(tmp_path / "held")[0], signal.SIGKILL)
+    assert isinstance(deadly.exception(), DeadlyError)
+    for _ in range(2):
+        pool.begin("hangs")
+    wait_until(lambda: len(pids(tmp_path / "hangs")) == 2)
 
 
 def test_a_reader_of_lines_that_has_gone_costs_no_request(tmp_path, monkeypatch) -> None:
@@ -118,6 +131,16 @@ def test_the_end_of_a_pool_ends_what_its_processes_have_started(pool, tmp_path) 
     wait_until(lambda: pids(tmp_path / "held"))
     pool.close()
     wait_until(lambda: not running(pids(tmp_path / "held")[0]))
+
+
+def test_a_failure_of_the_machine_is_one_line_and_what_was_in_flight_is_given_out_again(pool, said, tmp_path) -> None:
+    assert pool.begin("fails once").result() in ("3,5", "5,3")
+    assert len(set(pids(tmp_path / "fails once"))) == 2
+    (line,) = [line for line in said if not line.endswith(": fails once")]
+    assert line[len("GPU 3: ") :] == (
+        "its process ended: the machine failed: the driver's own words; `cuda-l2 doctor` says what it has;"
+        " what it had in flight is given out again"
+    )
 
 
 def test_an_error_for_users_is_an_answer(pool, said) -> None:

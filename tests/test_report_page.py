@@ -357,6 +357,10 @@ def test_searchers_compared_are_shown_with_their_rows(tmp_path: Path) -> None:
     (folder / "comparison.csv").write_text("\n".join([thinned[0], *thinned[2:]]))
     with pytest.raises(UserError, match="no row for its first measurement"):
         read([folder])
+    for count, regret in (("1", "nan"), ("1", "inf"), ("1", "-0.5"), ("0", "0.5")):
+        (folder / "comparison.csv").write_text(f"{thinned[0]}\none,64x64x64,0,{count},{regret}\n")
+        with pytest.raises(UserError, match=f"row 1: a regret of {regret} after {count} measurements"):
+            read([folder])
 
 
 def test_pictures_have_a_background_and_colours_of_both_themes(tmp_path: Path) -> None:

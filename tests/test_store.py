@@ -1,10 +1,12 @@
 """store/: every kind of archive keeps, claims, copies and checks alike; files of before open as they are."""
 
+import concurrent.futures
 import os
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,15 @@ import pytest
 from conftest import honest_source
 from made import trial
 
-from cuda_l2.archive import Archive
+from cuda_l2 import search
+from cuda_l2.archive import LEASE_S, Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm._base import Message, Outcome, Reply
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Candidate, Gemm, Trial, to_json
-from cuda_l2.search import POLL_S, judge_group
-from cuda_l2.store import statements
+from cuda_l2.search import POLL_S, Judged, Order, judge_group
+from cuda_l2.store import holder, statements
 from cuda_l2.store.checking import check
 from cuda_l2.store.copying import BATCH, copy
 from cuda_l2.store.opening import open_database
@@ -123,6 +126,58 @@ def test_an_expired_claim_is_given_out_again(place: Place) -> None:
         assert alive.claim(*WHERE) and not dead.claim(*WHERE)
 
 
+def test_an_archive_that_is_closed_holds_no_claim(place: Place) -> None:
+    with Archive(place) as one, Archive(place) as two:
+        with Archive(place) as interrupted:
+            assert interrupted.claim(*WHERE)
+            assert one.claim(GEMM, Candidate("y"), "m", "search")
+        assert two.claim(*WHERE) and not two.claim(GEMM, Candidate("y"), "m", "search")
+
+
+def test_the_claims_of_a_dead_process_are_given_out_at_once(place: Place) -> None:
+    code = """
+import os, sys
+from cuda_l2.archive import Archive
+from cuda_l2.records import Candidate, Gemm
+archive = Archive(sys.argv[1])
+for text in ("x", "y"):
+    assert archive.claim(Gemm(64, 64, 64), Candidate(text), "m", "search")
+print(archive.holder, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    given = place._parts.geturl() if isinstance(place, Server) else str(place)
+    words = [sys.executable, "-c", code, given]
+    name = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    assert holder.is_dead(name)
+    with Archive(place) as alive, Archive(place) as other:
+        assert alive.claim(*WHERE) and not other.claim(*WHERE)
+        assert other.claim(GEMM, Candidate("y"), "m", "search")
+
+
+def test_only_a_process_that_is_surely_dead_loses_its_claims(place: Place) -> None:
+    host, pid, began, number = holder.new().split("/")
+    names = {"alive": f"{host}/{pid}/{began}/{number}", "of another host": f"other/{pid}/0/x", "older": "0123abc"}
+    names["whose number another process has now"] = f"{host}/{pid}/0/x"
+    assert [name for name in names if holder.is_dead(names[name])] == ["whose number another process has now"]
+    for name, text in names.items():
+        candidate = Candidate(name)
+        with Archive(place) as claims:
+            claims.holder = text
+            assert claims.claim(GEMM, candidate, "m", "search")
+            with Archive(place) as taker:
+                assert taker.claim(GEMM, candidate, "m", "search") == holder.is_dead(text)
+
+
+def test_claims_are_renewed_together(place: Place) -> None:
+    with Archive(place) as one, Archive(place) as two:
+        for text in ("x", "y"):
+            assert one.claim(GEMM, Candidate(text), "m", "search", lease_s=0.0)
+        assert two.claim(GEMM, Candidate("z"), "m", "search", lease_s=0.0)
+        one.renew()
+        assert not two.claim(GEMM, Candidate("x"), "m", "search") and not two.claim(GEMM, Candidate("y"), "m", "search")
+        assert one.claim(GEMM, Candidate("z"), "m", "search")
+
+
 def test_a_stored_trial_ends_every_claim_on_it(place: Place) -> None:
     with Archive(place) as one, Archive(place) as two:
         assert one.claim(*WHERE)
@@ -156,8 +211,8 @@ def test_a_whole_archive_has_no_faults(place: Place) -> None:
         archive.append(trial("x"))
         log.append(exchange("a"))
         archive.claim(GEMM, Candidate("y"), "m", "search", lease_s=0.0)
-    with open_database(place, "read") as db:
-        found = check(db)
+        with open_database(place, "read") as db:
+            found = check(db)
     assert (found.trials, found.candidates, found.exchanges, found.claims, found.expired) == (1, 1, 1, 1, 1)
     assert not found.faults
 
@@ -320,6 +375,60 @@ def test_nobody_is_waited_for_beyond_the_budget(searching: Any, archive: Archive
     others.stores_after, evaluator.ends = 0, 5.0
     judged = list(judge_group(evaluator, archive, group[:1]))
     assert [known for _, known in judged] == [False] and others.slept == 5
+
+
+class Waiting:
+    """Judges whose answers are not there when the first is awaited; meanwhile all claims run out."""
+
+    count = 1
+
+    def __init__(self, archive: Archive, trials: Sequence[Trial]) -> None:
+        self._archive, self._trials = archive, {trial.candidate.id: trial for trial in trials}
+        self._begun: dict[str, Future[Judged]] = {}
+        self.waited = list[float]()
+
+    def begin(self, order: Order, build: object = None) -> "Future[Judged]":
+        return self._begun.setdefault(order.candidate.id, Future())
+
+    def expire(self) -> None:
+        path = file_of(self._archive.path)
+        assert path
+        with sqlite3.connect(path) as db:
+            db.execute("UPDATE claims SET expires = 0")
+
+    def wait(self, futures: Sequence["Future[Judged]"], timeout_s: float) -> Any:
+        self.waited.append(timeout_s)
+        if len(self.waited) == 1:
+            self.expire()
+            return concurrent.futures.wait(futures, 0.0)
+        for key, future in self._begun.items():
+            if not future.done():
+                future.set_result(Judged(self._trials[key], {}, 0.0))
+        return concurrent.futures.wait(futures)
+
+
+def test_what_waits_for_a_process_stays_claimed(searching: Any, archive: Archive, monkeypatch: Any) -> None:
+    evaluator, others, group = searching
+    judges = Waiting(archive, list(evaluator.evaluate(group)))
+    machine = evaluator.target.machine
+    with (
+        judge_group(evaluator, archive, group[1:2], judges=judges) as first,
+        judge_group(evaluator, archive, group[2:], judges=judges) as second,
+    ):
+        monkeypatch.setattr(search, "wait", judges.wait)
+        next(first)
+        assert judges.waited == [LEASE_S / 3] * 2
+        assert not others.archive.claim(evaluator.task, group[2], machine, SEARCH.name)
+        next(second)
+
+
+def test_what_was_begun_before_stays_claimed_when_a_group_begins(searching: Any, archive: Archive) -> None:
+    evaluator, others, group = searching
+    judges = Waiting(archive, [])
+    with judge_group(evaluator, archive, group[1:2], judges=judges):
+        judges.expire()
+        with judge_group(evaluator, archive, group[2:], judges=judges):
+            assert not others.archive.claim(evaluator.task, group[1], evaluator.target.machine, SEARCH.name)
 
 
 def test_an_interrupted_judgement_gives_its_claim_back(searching: Any, archive: Archive, monkeypatch: Any) -> None:

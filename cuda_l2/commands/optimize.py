@@ -3,7 +3,6 @@
 import contextlib
 import shlex
 import sys
-import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from cuda_l2.commands._options import end_interrupted, require_target, tell
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
 from cuda_l2.settings import Settings
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.files import read_text, write_text
 from cuda_l2.system.place import Place, file_of
 from cuda_l2.system.text import counted
@@ -43,8 +42,9 @@ class OptimizeSettings(Settings):
     """Write what the archive holds of these tasks as one HTML page too. It replaces the page of an earlier search, and
     no other file."""
     workers: Annotated[str, Parameter(group="Several GPUs")] = ""
-    """Several GPUs of this machine, a process each: auto for all, or how many. Of several shapes each searches one at a
-    time; the candidates of a single one are shared."""
+    """Several GPUs, a process each: auto for all of this machine, or how many. Of several shapes each searches one at a
+    time; the candidates of a single one are shared. ray://HOST:PORT for GPUs of a Ray cluster, ray for one that is
+    started here: they share the candidates of one shape after the other (docs/scale.md)."""
     judges: Annotated[int, Parameter(group="Several GPUs")] = 1
     """Processes that judge on each GPU, as many as its memory holds: they verify at once, and take turns to time."""
 
@@ -65,8 +65,8 @@ def command(
     require_target(settings.target)
     if settings.judges < 1:
         raise UserError(f"the number of judges must be at least 1, not {settings.judges}")
-    if settings.workers and settings.judges > 1 and len(shapes) > 1:
-        raise UserError("--judges goes with one shape where --workers shares several among GPUs")
+    if settings.workers and settings.judges > 1 and (len(shapes) > 1 or settings.workers.startswith("ray")):
+        raise UserError("with --workers --judges goes with one shape and this machine's GPUs")
     if settings.page:
         _require_replaceable(settings.page)
 
@@ -77,13 +77,13 @@ def command(
         stages.stage("loading PyTorch", always=False)
 
         from cuda_l2.machine import chosen
-        from cuda_l2.runs import workers
+        from cuda_l2.runs import on_ray, workers
+        from cuda_l2.runs.judging import require_gpus
 
-        gpus = list[str]()
         if settings.workers:
-            gpus = workers.gpus(settings.workers, settings.target)
+            require_gpus(settings.workers, settings.target)
         elif settings.judges > 1:
-            gpus = workers.gpus("1", settings.target, "--judges")
+            workers.gpus("1", settings.target, "--judges")
         parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
         from cuda_l2.optimizer import Optimizer
@@ -95,10 +95,10 @@ def command(
     with optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
-        if settings.workers and len(parsed) > 1:
-            results = _searched_apart(parsed, gpus, settings)
+        if settings.workers and len(parsed) > 1 and not on_ray.is_ray(settings.workers):
+            results = _searched_apart(optimizer, parsed, workers.gpus(settings.workers, settings.target))
         else:
-            results = _searched(optimizer, parsed, gpus, began)
+            results = _searched(optimizer, parsed, began)
         with contextlib.closing(results):
             for result in results:
                 if settings.json:
@@ -114,21 +114,22 @@ def command(
         sys.exit(1)
 
 
-def _searched(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str], began: float) -> Generator["Result"]:
-    """One task after the other; processes on these GPUs, if any, judge the candidates. began: when the command did."""
+def _searched(optimizer: "Optimizer", wanted: Sequence[Task], began: float) -> Generator["Result"]:
+    """One task after the other; processes of --workers, if any, judge the candidates. began: when the command did."""
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.rigs import Request
-    from cuda_l2.runs.judging import JudgePool
+    from cuda_l2.runs.judging import judge_pool
 
     settings = optimizer.settings
     assert isinstance(settings, OptimizeSettings)
     with contextlib.ExitStack() as held:
-        if gpus:
+        if settings.workers or settings.judges > 1:
             request = Request(retune=settings.retune, tuning=settings.tuning)
             each = min(optimizer.rig.together(task, settings.judges) for task in wanted)
             if each < settings.judges:
                 tell(f"{counted(each, 'process', 'processes')} of {settings.judges} on each GPU, for its memory's sake")
-            optimizer.judges = held.enter_context(JudgePool(gpus, optimizer.target.name, tell, request, each))
+            pool = judge_pool(settings.workers or "1", optimizer.target.name, tell, request, each)
+            optimizer.judges = held.enter_context(pool)
         for number, task in enumerate(wanted):
             plan = optimizer.plan(task)
             if not settings.json:
@@ -140,11 +141,17 @@ def _searched(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str
             yield result
 
 
-def _searched_apart(wanted: Sequence[Task], gpus: Sequence[str], settings: OptimizeSettings) -> Generator["Result"]:
-    """The tasks in order, each searched and reported by the next of the GPUs' processes that is free."""
+def _searched_apart(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str]) -> Generator["Result"]:
+    """The tasks in order, each searched and reported by the next of the GPUs' processes that is free.
+
+    One that ends its processes comes last: this process searches it, and those of the GPUs judge its candidates.
+    """
     from cuda_l2.runs.judging import require_known
     from cuda_l2.runs.pool import Pool
+    from cuda_l2.store import holder
 
+    settings = optimizer.settings
+    assert isinstance(settings, OptimizeSettings)
     model = settings.model
     if (model.tokens, model.money, model.model_seconds) != (None, None, None):
         raise UserError("with --workers each process would spend the whole budget of a model: limit --trials instead")
@@ -152,13 +159,23 @@ def _searched_apart(wanted: Sequence[Task], gpus: Sequence[str], settings: Optim
         require_known(task)
     if not settings.json:
         tell(f"{counted(len(wanted), 'task')} on {counted(len(gpus), 'GPU')}, {settings.budget_s:g} s of search each")
-    with Pool(gpus, Searching(settings), tell, settings.budget_s + REPORT_S) as pool:
-        results = [pool.begin((task, uuid.uuid4().hex)) for task in wanted]
+    left = []
+    with contextlib.ExitStack() as held:
+        names = [holder.new() for _ in wanted]
+        for name in names:
+            held.callback(optimizer.archive.release_all, name)
+        pool = held.enter_context(Pool(gpus, Searching(settings), tell, settings.budget_s + REPORT_S))
+        results = [pool.begin(request) for request in zip(wanted, names, strict=True)]
         try:
-            for result in results:
-                yield result.result()
+            for task, result in zip(wanted, results, strict=True):
+                try:
+                    yield result.result()
+                except DeadlyError as error:  # of a candidate, perhaps
+                    left.append(task)
+                    tell(f"{task}: {error}; it comes last, with its candidates judged apart from the search")
         except KeyboardInterrupt:
             end_interrupted()
+    yield from _searched(optimizer, left, CLOCK.now()) if left else ()
 
 
 @dataclass(frozen=True)

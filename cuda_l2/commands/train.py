@@ -58,8 +58,9 @@ class TrainSettings:
     target: str = "auto"
     """Machine that judges: cpu, cuda, or auto for the GPU where there is one."""
     workers: str = ""
-    """Several GPUs of this machine that judge answers, a process each, also while the model writes the next: auto for
-    all, or how many. The model's own GPU, the first, judges when it has written. For stages with measured rewards."""
+    """Several GPUs that judge answers, a process each, also while the model writes the next: auto for all of this
+    machine, or how many; ray://HOST:PORT for those of a Ray cluster, ray for one that is started here. The model's own
+    GPU, the first, judges when it has written. For stages with measured rewards."""
     gpus: str = ""
     """Several GPUs of this machine that train together, a process each with a share of every batch: auto for all, or
     how many. Each judges its own answers."""
@@ -117,7 +118,9 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
     if settings.workers:
         if chosen.rl is None:
             raise UserError(f"--workers goes with measured rewards, which the stage {stage} does not have")
-        workers.gpus(settings.workers, settings.target)  # an error leaves no run behind
+        from cuda_l2.runs.judging import require_gpus
+
+        require_gpus(settings.workers, settings.target)  # an error leaves no run behind
     if stage in ON_DATA:
         if shapes:
             raise UserError(f"the stage {stage} learns from --data alone and takes no shapes")
@@ -251,12 +254,11 @@ def _judges(settings: TrainSettings, rig: "Rig", wanted: Sequence[Task]) -> "Abs
     """The processes of --workers, if any."""
     if not settings.workers:
         return contextlib.nullcontext()
-    from cuda_l2.runs.judging import JudgePool, require_known
-    from cuda_l2.runs.workers import gpus
+    from cuda_l2.runs.judging import judge_pool, require_known
 
     for task in wanted:
         require_known(task)
-    return JudgePool(gpus(settings.workers), rig.target.name, _say)
+    return judge_pool(settings.workers, rig.target.name, _say)
 
 
 def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:

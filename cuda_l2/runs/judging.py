@@ -1,4 +1,4 @@
-"""Candidates that one or more processes for each GPU judge, in place of the one that proposes them."""
+"""Candidates that one or more processes for each GPU judge in place of the one that proposes them."""
 
 import collections
 import contextlib
@@ -15,7 +15,8 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.records import Build, Task
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import Request, Rig, open_rig
-from cuda_l2.runs.pool import Pool
+from cuda_l2.runs import on_ray, pool, workers
+from cuda_l2.runs.pool import Pool, Start
 from cuda_l2.search import Judged, Order
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
@@ -92,16 +93,22 @@ class JudgePool(Closing):
     """
 
     def __init__(
-        self, gpus: Sequence[str], target: str, say: Callable[[str], None], request: Request = Request(), each: int = 1
+        self,
+        gpus: Sequence[str],
+        target: str,
+        say: Callable[[str], None],
+        request: Request = Request(),
+        each: int = 1,
+        start: Start = pool.on_this_machine,
     ) -> None:
         with contextlib.ExitStack() as stack:
             if each > 1:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 request = replace(request, turns=folder)
             servant = Judging(target, request)
-            self._pool = stack.enter_context(Pool([*gpus] * each, servant, say, LIMIT_S))
+            self._pool = stack.enter_context(Pool([*gpus] * each, servant, say, LIMIT_S, start))
             self._opened = stack.pop_all()
-        self.count = self._pool.count
+        self.count, self._here = self._pool.count, start is pool.on_this_machine
         self._under_way: dict[tuple[Task, str], Future[Judged]] = {}
         self._lock = threading.Lock()
 
@@ -112,7 +119,8 @@ class JudgePool(Closing):
         with self._lock:
             found = self._under_way.get(key)
             if found is None or found.done():
-                found = self._under_way[key] = self._pool.begin(order, partial(_with_build, build))
+                complete = partial(_with_build, build if self._here else lambda: None)  # its files are on this machine
+                found = self._under_way[key] = self._pool.begin(order, complete)
         found.add_done_callback(lambda future: self._forget(key, future))
         return found
 
@@ -123,6 +131,30 @@ class JudgePool(Closing):
 
     def close(self) -> None:
         self._opened.close()
+
+
+def require_gpus(asked: str, target: str) -> None:
+    """UserError where --workers asks for what this machine and the target cannot have."""
+    if not on_ray.is_ray(asked):
+        workers.gpus(asked, target)
+    elif target == "cpu":
+        raise UserError(workers.ON_CPU)
+
+
+@contextlib.contextmanager
+def judge_pool(
+    asked: str, target: str, say: Callable[[str], None], request: Request = Request(), each: int = 1
+) -> Iterator[JudgePool]:
+    """The pool that --workers asks for, on this machine's GPUs or a Ray cluster's. target: cpu or cuda.
+
+    each: as of the pool.
+    """
+    require_gpus(asked, target)
+    ray = on_ray.is_ray(asked)
+    gpus = on_ray.cluster(asked) if ray else contextlib.nullcontext(workers.gpus(asked, target))
+    start: Start = pool.on_ray if ray else pool.on_this_machine
+    with gpus as found, JudgePool(found, target, say, request, each, start) as judges:
+        yield judges
 
 
 def require_known(task: Task) -> None:

@@ -3,8 +3,8 @@
     this command --arguments, files so far--> actor: the part, into a folder of its own
                  <--lines, what files gained--
 
-An actor that dies, or its node, costs what it had not sent: another goes on from there. Ray's messages are pickles, so
-that whoever reaches its ports runs code: it is used with token authentication alone.
+An actor that dies or hangs, or its node, costs what it had not sent: another goes on from there. Ray's messages are
+pickles, so that whoever reaches its ports runs code: it is used with token authentication alone.
 """
 
 import contextlib
@@ -27,6 +27,8 @@ from cuda_l2.system.files import imported, write_bytes
 LOCAL, REMOTE = "ray", "ray://"
 STEP_S = 2.0
 """How long an actor collects what it sends together."""
+ANSWER_S = 300.0
+"""How long an actor may take for an answer; the first is awaited for ever, since a slot may have to become free."""
 REACH_S = 10.0
 MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 OWN = {MODE: "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -96,13 +98,14 @@ def share(
     interrupted = False
     while running:
         try:
-            (ready, *_), _ = ray.wait(list(running), num_returns=1)
-            job = running[ready]  # where an interrupt comes before it is taken, it is taken again
-            goes_on = job.take(ready, say, restart=not interrupted)
-            interrupted = interrupted or job.interrupted
-            if goes_on:
-                running[job.step()] = job
-            del running[ready]
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=STEP_S)
+            for answer in ready or [answer for answer, job in running.items() if job.late]:
+                job = running[answer]  # where an interrupt comes before it is taken, it is taken again
+                goes_on = job.take(answer if ready else None, say, restart=not interrupted)
+                interrupted = interrupted or job.interrupted
+                if goes_on:
+                    running[job.step()] = job
+                del running[answer]
         except KeyboardInterrupt:
             interrupted = True
             for each in running.values():
@@ -124,32 +127,50 @@ class _Job:
         import ray  # noqa: PLC0415
 
         self._tries += 1
+        self._answered = False
         gpus = ray.cluster_resources().get("GPU", 0)
         actor = ray.remote(Part).options(num_cpus=1, num_gpus=1 if gpus else 0)
         there = {file: (self._place.parent / file).read_bytes() for file in files_of(self._place)}
         self._actor: Any = actor.remote(*self._how, self._place.name, there)
 
     def step(self) -> Any:
+        self._asked = time.monotonic()
         return self._actor.step.remote(STEP_S)
 
+    @property
+    def late(self) -> bool:
+        """Whether the actor, which has answered before, owes an answer for too long."""
+        return self._answered and time.monotonic() - self._asked > ANSWER_S
+
     def take(self, answer: Any, say: Callable[[str], None], *, restart: bool) -> bool:
-        """Keep what an actor has sent; False where the part has ended. restart: another may take a lost one's place."""
+        """Keep what an actor has sent, or end it where that is None; False where the part has ended.
+
+        restart: another may take a lost one's place.
+        """
         import ray  # noqa: PLC0415
 
+        if answer is None:
+            ray.kill(self._actor)
+            return self._lost(f"it gave no answer for {ANSWER_S:.0f} s", say, restart)
         try:
             lines, gained, self.interrupted, over = ray.get(answer)
         except ray.exceptions.RayError:  # it died, or failed
-            if self._tries == workers.TRIES or not restart:
-                say(f"{self.name}: its process or its node is gone; what it has not measured is measured after")
-                return False
-            say(f"{self.name}: its process or its node is gone; started again")
-            self._start()
-            return True
+            return self._lost("its process or its node is gone", say, restart)
+        self._answered = True
         for file, content in gained.items():
             write_bytes(self._place.parent / file, content)
         for line in lines:
             say(f"{self.name}: {line}")
         return not over
+
+    def _lost(self, why: str, say: Callable[[str], None], restart: bool) -> bool:
+        """Whether another actor goes on."""
+        if self._tries == workers.TRIES or not restart:
+            say(f"{self.name}: {why}; what it has not measured is measured after")
+            return False
+        say(f"{self.name}: {why}; started again")
+        self._start()
+        return True
 
     def interrupt(self) -> None:
         self._actor.interrupt.remote()

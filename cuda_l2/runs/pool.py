@@ -12,16 +12,33 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from cuda_l2.runs.workers import TRIES, seen
 from cuda_l2.system.closing import Closing
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.line_process import LineProcess, packed, unpacked
 from cuda_l2.system.text import plain
 
+if TYPE_CHECKING:
+    from cuda_l2.runs.pool_on_ray import RayProcess
+
 MAIN = "cuda_l2.runs.pool_worker"
+Start: TypeAlias = "Callable[[str], LineProcess | RayProcess]"
+"""Starts the process of a GPU that has this value of CUDA_VISIBLE_DEVICES."""
+
+
+def on_this_machine(visible: str) -> LineProcess:
+    return LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
+
+
+def on_ray(visible: str) -> "RayProcess":
+    """On the cluster that this process is connected to, on the GPU that Ray gives it."""
+    from cuda_l2.runs.pool_on_ray import RayProcess  # noqa: PLC0415
+
+    del visible
+    return RayProcess(MAIN)
 
 
 class Servant(Protocol):
@@ -37,12 +54,21 @@ class _Order:
     complete: Callable[[Any], Any]
     future: "Future[Any]"
     given_out: int = 0
+    left_out: list[int] = field(default_factory=list)
+    """Numbers of processes that were left out when they died of it."""
 
 
 class Pool(Closing):
     """A process for each GPU named, started with its first request. A context manager; its end ends the processes."""
 
-    def __init__(self, gpus: Sequence[str], servant: Servant, say: Callable[[str], None], limit_s: float) -> None:
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        servant: Servant,
+        say: Callable[[str], None],
+        limit_s: float,
+        start: Start = on_this_machine,
+    ) -> None:
         """gpus: as CUDA_VISIBLE_DEVICES names them, each as often as it is to have processes.
 
         say: takes the lines that the processes say. limit_s: how long a request may take, without what its process
@@ -51,16 +77,18 @@ class Pool(Closing):
         self.count = self._serving = len(gpus)
         self._servant, self._say, self._limit_s, self._closed = packed(servant), say, limit_s, False
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        self._gpus, self._processes = list(gpus), dict[int, LineProcess]()
+        self._gpus, self._processes = list(gpus), dict[int, "LineProcess | RayProcess"]()
+        self._process_on, self._threads = start, list[threading.Thread]()
         self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._serve, args=(number,), daemon=True) for number in range(self.count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        for number in range(self.count):
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        self._threads.append(threading.Thread(target=self._serve, args=(number,), daemon=True))
+        self._threads[-1].start()
 
     def begin(self, request: Any, complete: Callable[[Any], Any] = lambda request: request) -> "Future[Any]":
-        """The answer, once a process has given it. UserError where one says so, or TRIES of them died of it.
+        """The answer, once a process has given it. UserError where one says so, DeadlyError where TRIES of them die.
 
         complete: makes of the request what is sent, once a process is free: that one waits for it.
         """
@@ -92,13 +120,13 @@ class Pool(Closing):
                 order.future.set_exception(error)
                 continue
             deaths = 0 if answered else deaths + 1
-            if deaths == TRIES - 1 and self._left_out(number):
+            if deaths == TRIES - 1 and self._left_out(number, order):
                 return
         if process := self._processes.pop(number, None):
             process.close()
 
     def _answered(self, order: _Order, number: int) -> bool:
-        """Have a process answer; False where it ended before."""
+        """Have a process answer; False where it ended before, and another is to answer."""
         process, gpu = self._process(number), self._gpus[number]
         if process is None:
             order.future.set_exception(CancelledError())
@@ -110,45 +138,58 @@ class Pool(Closing):
         elif "error" in answer:
             order.future.set_exception(UserError(answer["error"]))
         else:
-            self._lost(number, order)
-        return bool(answer)
+            return not self._lost(number, order, answer.get("failed", ""))
+        return True
 
     def _tell(self, line: str) -> None:
         """Say a line; a reader that has gone ends no request."""
         with contextlib.suppress(OSError):
             self._say(plain(line))
 
-    def _left_out(self, number: int) -> bool:
-        """Leave a process out, unless it is the last."""
+    def _left_out(self, number: int, order: _Order) -> bool:
+        """Leave a process out, unless it is the last. order: of which it died."""
         with self._lock:
             if self._closed or self._serving == 1:
                 return False
             self._serving -= 1
+            order.left_out.append(number)
         self._tell(f"GPU {self._gpus[number]}: left out, since one process after the other died on it")
         return True
 
-    def _process(self, number: int) -> LineProcess | None:
+    def _process(self, number: int) -> "LineProcess | RayProcess | None":
         """The process of this number, started where there is none; None where the pool is closed."""
         with self._lock:
             if self._closed:
                 return None
             if number not in self._processes:
-                visible = seen(self._gpus[number], list(dict.fromkeys(self._gpus)))
-                self._processes[number] = LineProcess(MAIN, variables={"CUDA_VISIBLE_DEVICES": visible})
+                self._processes[number] = self._process_on(seen(self._gpus[number], list(dict.fromkeys(self._gpus))))
             return self._processes[number]
 
-    def _lost(self, number: int, order: _Order) -> None:
-        """A process has ended before it answered."""
+    def _lost(self, number: int, order: _Order, failed: str) -> bool:
+        """A process has ended before it answered; whether its order is given out again. failed: why, if it said so."""
         gpu = self._gpus[number]
         with self._lock:
             process, closed = self._processes.pop(number), self._closed
         status = process.close()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         how = f"gave no answer for {self._limit_s:.0f} s" if process.late else how
+        how = f"ended: {failed}" if failed else how
         if closed:
             order.future.set_exception(CancelledError())
         elif order.given_out < TRIES:
             self._orders.put(order)
             self._tell(f"GPU {gpu}: its process {how}; what it had in flight is given out again")
+            return True
         else:
-            order.future.set_exception(UserError(f"{TRIES} processes died of one request, the last {how}"))
+            self._take_back(order)
+            order.future.set_exception(
+                DeadlyError(f"{TRIES} processes died of it, one after the other; the last {how}")
+            )
+        return False
+
+    def _take_back(self, order: _Order) -> None:
+        """Let processes work again that were left out for an order of which the others died too."""
+        with self._lock:
+            for number in order.left_out if not self._closed else ():
+                self._serving += 1
+                self._start(number)

@@ -2,7 +2,7 @@
 
 One JSON line in with a request, answered by one. Before that a line for each that is said meanwhile, and while the
 GPU's lock is waited for one every few seconds. An error that is not for users ends the process: its GPU context may be
-broken.
+broken. A failure of the machine is a line before that.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cuda_l2.system import lock, process_tree, steps, variables
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import UserError, failure_of_machine
 from cuda_l2.system.line_process import packed, unpacked
 
 TICK_S = 5.0
@@ -61,6 +61,12 @@ def main() -> None:
                 channel.send(answer=packed(serve(unpacked(message["request"]))))
             except UserError as error:
                 channel.send(error=str(error))
+            except RuntimeError as error:
+                said = failure_of_machine(error)
+                if not said:
+                    raise
+                channel.send(failed=said)
+                return
 
 
 def _opened(held: contextlib.ExitStack, servant: str) -> Callable[[Any], Any]:

@@ -15,6 +15,10 @@ TRIES = 3
 INTERRUPTED = 130
 SECRETS = "RAY_AUTH"
 """Beginning of variables that no part needs."""
+ON_CPU = (
+    "--workers goes with GPUs: on a CPU each verification and timing has the whole machine, and workers would"
+    " wait for one another; several machines can share an archive (docs/scale.md)"
+)
 
 
 def gpus(asked: str, target: str = "auto", option: str = "--workers") -> list[str]:
@@ -23,10 +27,7 @@ def gpus(asked: str, target: str = "auto", option: str = "--workers") -> list[st
     option: which asks for them. UserError where there are none, or the target is the CPU.
     """
     if target == "cpu":
-        raise UserError(
-            f"{option} goes with GPUs: on a CPU each verification and timing has the whole machine, and workers would"
-            " wait for one another; several machines can share an archive (docs/scale.md)"
-        )
+        raise UserError(ON_CPU.replace("--workers", option, 1))
     import torch  # noqa: PLC0415 - options must be read in no time
 
     found = visible_gpus(torch.cuda.device_count())

@@ -26,6 +26,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    update,
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Dialect
@@ -198,6 +199,21 @@ def _release(*_: Any) -> Any:
     return delete(claims).where(*_equal(claims, *CONDITIONS, "holder"))
 
 
+def _release_all(*_: Any) -> Any:
+    return delete(claims).where(*_equal(claims, "holder"))
+
+
+def _renew(_: Insert, dialect: str) -> Any:
+    """Begins the leases of all that a holder has anew."""
+    now: Any = NOW[dialect]
+    expires = now + bindparam("lease_s", type_=Double)
+    return update(claims).where(*_equal(claims, "holder")).values(expires=expires)
+
+
+def _holder(*_: Any) -> Executable:
+    return select(claims.c.holder).where(*_equal(claims, *CONDITIONS))
+
+
 def _settle(*_: Any) -> Any:
     """Ends everybody's claim: the candidate has been judged."""
     return delete(claims).where(*_equal(claims, *CONDITIONS))
@@ -250,6 +266,9 @@ STATEMENTS: dict[str, Callable[..., Any]] = {
     "save policy": _replace(policies, "name", "machine"),
     "claim": _claim,
     "release": _release,
+    "release all": _release_all,
+    "renew": _renew,
+    "holder": _holder,
     "settle": _settle,
     "held": _held,
     "trial count": _number(trials),

@@ -5,8 +5,20 @@ class UserError(Exception):
     """Bad input or a missing part of the machine: one line that says what to do. Commands exit with 2."""
 
 
+class DeadlyError(UserError):
+    """All processes that were given a request have died, one after the other."""
+
+
 class MachineError(RuntimeError):
     """The machine failed at something no input explains: a driver call, a library. Commands exit with 2."""
+
+
+def failure_of_machine(error: RuntimeError) -> str:
+    """A line about a failure of the machine or a lack of GPU memory; empty for another error."""
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+        return "out of GPU memory; choose a smaller shape, or end what else runs on the GPU"
+    said = " ".join(str(error).split())
+    return f"the machine failed: {said}; `cuda-l2 doctor` says what it has" if isinstance(error, MachineError) else ""
 
 
 INSTALL_TORCH = (

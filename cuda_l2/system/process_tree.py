@@ -216,6 +216,22 @@ def _proportional_bytes(pid: int) -> int:
     return _resident_bytes([pid])  # nothing of one that is gone
 
 
+def began(pid: int) -> str:
+    """When a process began, in the kernel's ticks since its boot; empty where there is no such process."""
+    return (_fields(pid) or [""] * 20)[19]
+
+
+def is_gone(pid: int, began_at: str) -> bool:
+    """Whether a process that began then has ended; its number may be another one's by now."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's, of which /proc may show nothing
+        return began(pid) not in ("", began_at)
+    return began(pid) != began_at or _state(pid) in ("Z", "X")
+
+
 def _state(pid: int) -> str:
     """One letter, as the kernel gives it; empty where there is no such process."""
     return (_fields(pid) or [""])[0]

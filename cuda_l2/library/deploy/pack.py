@@ -4,6 +4,7 @@ Built from this package's sources, never taken from elsewhere. Reading checks th
 first used, the kernel's: that tells damage, and proves nothing about who wrote the file.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -25,8 +26,6 @@ FORMAT = "cuda-l2 pack, version 1"
 INDEX, DATA = "pack.json", "kernels.bin"
 CARRIED = Path(__file__).with_name("pack")
 """In a wheel."""
-GROUP = 16
-"""Kernels compiled between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +117,29 @@ def build(wanted: Sequence[Recipe], folder: Path, progress: Callable[[int], None
 
     An interrupted build goes on from the cache of builds. progress: gets the number of kernels that are done.
     """
-    from cuda_l2.build.cuda import build_all  # noqa: PLC0415 - needs the extra [cuda], which using a pack does not
-    from cuda_l2.build.cuda_compiler import toolchain  # noqa: PLC0415
+    from cuda_l2.build.build_server import BuildServers  # noqa: PLC0415 - a call of a kernel builds nothing
+    from cuda_l2.build.cuda_compiler import toolchain  # noqa: PLC0415 - needs the extra [cuda]
 
     compiler, target = str(toolchain()), compile_only(ARCH)
     kernels: list[dict[str, Any]] = []
-    with whole(folder / DATA, "set CUDA_L2_CACHE") as partial, partial.open("wb") as data:
-        for start in range(0, len(wanted), GROUP):
-            group = wanted[start : start + GROUP]
-            for recipe, made in zip(group, build_all([each.candidate for each in group], target), strict=True):
-                if made.status is not BuildStatus.BUILT:
-                    raise UserError(f"{recipe.family} {schedule_text(recipe.schedule)} does not build: {made.reason}")
-                code = Path(made.artifact).read_bytes()
-                packed = zlib.compress(code, 9)
-                kernel = Packed(
-                    *(recipe.id, recipe.gemm.dtype, str(recipe.gemm.layout), recipe.family),
-                    *(schedule_text(recipe.schedule), str(recipe.gemm), recipe.shapes, recipe.proof),
-                    *(hashlib.sha256(code).hexdigest(), data.tell(), len(packed)),
-                    max((kernel.registers for kernel in made.kernels), default=0),
-                )
-                data.write(packed)
-                kernels.append(asdict(kernel))
+    with (
+        contextlib.closing(BuildServers(target)) as servers,
+        whole(folder / DATA, "set CUDA_L2_CACHE") as partial,
+        partial.open("wb") as data,
+    ):
+        for recipe, made in zip(wanted, servers.build([each.candidate for each in wanted]), strict=True):
+            if made.status is not BuildStatus.BUILT:
+                raise UserError(f"{recipe.family} {schedule_text(recipe.schedule)} does not build: {made.reason}")
+            code = Path(made.artifact).read_bytes()
+            packed = zlib.compress(code, 9)
+            kernel = Packed(
+                *(recipe.id, recipe.gemm.dtype, str(recipe.gemm.layout), recipe.family),
+                *(schedule_text(recipe.schedule), str(recipe.gemm), recipe.shapes, recipe.proof),
+                *(hashlib.sha256(code).hexdigest(), data.tell(), len(packed)),
+                max((kernel.registers for kernel in made.kernels), default=0),
+            )
+            data.write(packed)
+            kernels.append(asdict(kernel))
             progress(len(kernels))
     fields = {"format": FORMAT, "arch": ARCH, "compiler": compiler, "sources": sources_digest(), "kernels": kernels}
     with whole(folder / INDEX, "set CUDA_L2_CACHE") as partial:

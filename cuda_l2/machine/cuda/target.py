@@ -95,12 +95,20 @@ def _version(package: str) -> str:
 
 
 def compile_only(arch: str) -> CudaTarget:
-    """A target to compile for where no such GPU is present, as in sm_90a."""
+    """A target to compile for where no such GPU is present, as in sm_90a, on all cores of this machine."""
+    from cuda_l2.machine.cpu.target import usable_cores  # noqa: PLC0415
+
     digits = arch.removeprefix("sm_").removesuffix("a")
     capability = (int(digits[:-1]), int(digits[-1]))
     shared = {(8, 0): 163, (9, 0): 227, (10, 0): 227}.get(capability, 99) << 10
     return CudaTarget(
-        f"compile-only {arch}", capability, sms=132, l2_bytes=50 << 20, shared_bytes=shared, memory_bytes=80 << 30
+        model=f"compile-only {arch}",
+        capability=capability,
+        sms=132,
+        l2_bytes=50 << 20,
+        shared_bytes=shared,
+        memory_bytes=80 << 30,
+        cores=usable_cores(),
     )
 
 

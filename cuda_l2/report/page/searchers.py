@@ -25,7 +25,10 @@ def contest(origin: Origin, date: str, rows: Sequence[Mapping[str, str]]) -> Con
     for at, row in enumerate(rows, 1):
         try:
             place = row["searcher"], row["task"], int(row["seed"])
-            found.setdefault(place, {})[int(row["measurements"])] = float(row["regret"])
+            count, regret = int(row["measurements"]), float(row["regret"])
+            if count < 1 or not 0 <= regret < math.inf:
+                raise ValueError(f"a regret of {regret} after {count} measurements")
+            found.setdefault(place, {})[count] = regret
         except (TypeError, ValueError) as error:
             raise UserError(f"{origin.file}, row {at}: {error}") from None
     curves = []
