@@ -387,7 +387,7 @@ class Waiting:
         self._begun: dict[str, Future[Judged]] = {}
         self.waited = list[float]()
 
-    def begin(self, order: Order) -> "Future[Judged]":
+    def begin(self, order: Order, build: object = None) -> "Future[Judged]":
         return self._begun.setdefault(order.candidate.id, Future())
 
     def expire(self) -> None:

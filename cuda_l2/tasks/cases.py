@@ -62,7 +62,8 @@ class Case:
 
     def wrong(self, found: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Marks something where these outputs are not the case's."""
-        return torch.tensor(bool(self.violation(found)))
+        device = next(tensor.device for tensor in found.values())
+        return torch.tensor(bool(self.violation(found)), device=device)
 
     def violation(self, found: Mapping[str, torch.Tensor]) -> str:
         """Why these outputs are not the case's, in one line; empty where they are."""

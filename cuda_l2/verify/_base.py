@@ -344,8 +344,8 @@ def require_each(
 
     def settle() -> None:
         marked = torch.stack([mark for mark, *_ in met]).tolist() if met else []
-        for (_, turn, found), differs in zip(met, marked, strict=True):
-            if differs:
+        for (_, turn, found), wrong_there in zip(met, marked, strict=True):
+            if wrong_there:
                 require(turn, found)
         met.clear()
 
@@ -398,6 +398,11 @@ def require_right(case: Case, found: Outputs, where: str) -> None:
     if violation:
         status = VerdictStatus.IMPRECISE if case.imprecise(found) else VerdictStatus.INCORRECT
         raise CheckFailed(status, f"{violation} ({where})")
+
+
+def differs(found: Outputs, right: Outputs) -> torch.Tensor:
+    """Whether a result has other bits than the right one, on its device."""
+    return torch.stack([(words(found[name]) != words(tensor)).any() for name, tensor in right.items()]).any()
 
 
 def require_same(found: Outputs, right: Outputs, reason: str) -> None:

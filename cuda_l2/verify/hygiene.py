@@ -10,11 +10,29 @@ import torch
 
 from cuda_l2.machine.tensors import poisoned, words
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, Turn, require_right, require_same
+from cuda_l2.tasks.cases import Case
+from cuda_l2.verify._base import (
+    Check,
+    CheckFailed,
+    Outputs,
+    Session,
+    Turn,
+    differs,
+    require_each,
+    require_right,
+    require_same,
+)
 
 REPEATS = 2
 FEW = 1 / 64
 """Share of elements that are wrong where nearly all are right."""
+REPEATED = "is not repeatable: the same launch gave another result"
+LAST = "gives the last launch's answer, or part of it: it keeps state"
+KEPT = "keeps state in its workspace"
+HELD = "depends on what its outputs held before"
+SKIPS = "skips work when its outputs look right already"
+AS_BEFORE = {REPEATED: 0, LAST: 1 + REPEATS, KEPT: 0, HELD: 0, SKIPS: 0}
+"""Number of the launch whose result one must have, by what another result shows."""
 
 
 class Hygiene(Check):
@@ -25,30 +43,34 @@ class Hygiene(Check):
         session.as_timed()
         cases = session.cases
         case, other = cases.drawn("state 0"), cases.drawn("state 1")
-        repeats = [Turn(case)] * (1 + REPEATS)
-        kept = [Turn(case), Turn(other, keep=True), Turn(case, keep=True)]
-        launches = (found for _, found in session.launch_each([*repeats, Turn(other), *kept]))
-        right = next(launches)
-        require_right(case, right, f"on {cases.usual}")
-        for _ in range(REPEATS):
-            require_same(next(launches), right, "is not repeatable: the same launch gave another result")
-        other_right = next(launches)
-        require_right(other, other_right, "right after other inputs at the same place: it keeps state")
-        next(launches)
-        reason = "gives the last launch's answer, or part of it: it keeps state"
-        require_same(next(launches), other_right, reason)
-        require_same(next(launches), right, "keeps state in its workspace")
-        prefills = itertools.chain([other_right], _right_in_part(session, right, other_right))
-        launches = (found for _, found in session.launch_each(Turn(case, prefill=prefill) for prefill in prefills))
-        require_same(next(launches), right, "depends on what its outputs held before")
-        reason = "skips work when its outputs look right already"
+        met = list[Outputs]()
+
+        def wrong(turn: Turn[Case], found: Outputs) -> torch.Tensor:
+            met.append(found if len(met) in AS_BEFORE.values() else {})
+            if turn.what in AS_BEFORE:
+                return differs(found, met[AS_BEFORE[turn.what]])
+            return turn.case.wrong(found) if turn.what else torch.zeros((), dtype=torch.bool, device=cases.device)
+
+        def require(turn: Turn[Case], found: Outputs) -> None:
+            if turn.what in AS_BEFORE:
+                require_same(found, met[AS_BEFORE[turn.what]], turn.what)
+            else:
+                require_right(turn.case, found, turn.what)
+
+        repeats = [Turn(case, f"on {cases.usual}"), *[Turn(case, REPEATED)] * REPEATS]
+        others = [Turn(other, "right after other inputs at the same place: it keeps state"), Turn(case)]
+        kept = [Turn(other, LAST, keep=True), Turn(case, KEPT, keep=True)]
+        require_each(session, [*repeats, *others, *kept], wrong, require)
+        right, other_right = met[0], met[1 + REPEATS]
+        prefills = itertools.chain(
+            [(HELD, other_right)], ((SKIPS, part) for part in _right_in_part(session, right, other_right))
+        )
         try:
-            for found in launches:
-                require_same(found, right, reason)
+            require_each(session, (Turn(case, what, prefill) for what, prefill in prefills), wrong, require)
         except CheckFailed as failure:
             if failure.status is not VerdictStatus.INCORRECT:
                 raise
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason} ({failure.reason})") from None
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{SKIPS} ({failure.reason})") from None
 
 
 def _right_in_part(session: Session, right: Outputs, other: Outputs) -> Iterator[Outputs]:

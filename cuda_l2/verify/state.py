@@ -6,10 +6,22 @@ kernel that they changed. One changed element would escape a fingerprint of a te
 
 from collections.abc import Iterator
 
+import torch
+
 from cuda_l2.machine.tensors import words
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, Turn, require_right, require_same
+from cuda_l2.verify._base import (
+    Check,
+    CheckFailed,
+    Outputs,
+    Session,
+    Turn,
+    differs,
+    require_each,
+    require_right,
+    require_same,
+)
 
 MAX_TENSORS = 6
 """Tensors that are changed; drawn at random where a task has more."""
@@ -23,11 +35,20 @@ class State(Check):
         session.as_timed()
         cases = session.cases
         case = cases.drawn("state 0")
-        launches = session.launch_each(_turns(cases, case))
-        _, right = next(launches)
-        for turn, found in launches:
-            if turn.what:
-                _require_noticed(session, turn.case, found, right, turn.what)
+        right: dict[str, torch.Tensor] = {}
+
+        def wrong(turn: Turn[Case], found: Outputs) -> torch.Tensor:
+            right.update(right or found)  # the first launch's
+            if not turn.what:
+                return torch.zeros((), dtype=torch.bool, device=cases.device)
+            beyond = differs(_mended(turn.case, found, right), right) if turn.case.alters else None
+            within = turn.case.wrong(found).any()
+            return within if beyond is None else within | beyond
+
+        def require(turn: Turn[Case], found: Outputs) -> None:
+            _require_noticed(session, turn.case, found, right, turn.what)
+
+        require_each(session, _turns(cases, case), wrong, require)
 
 
 def _turns(cases: Cases, case: Case) -> Iterator[Turn[Case]]:
@@ -54,10 +75,15 @@ def _require_noticed(session: Session, changed: Case, found: Outputs, right: Out
             raise CheckFailed(VerdictStatus.UNHYGIENIC, f"does not notice {what}: it keeps state")
     require_right(changed, found, f"with {what}")
     if changed.alters:
-        mended = {name: tensor.clone() for name, tensor in found.items()}
-        for name, at in changed.alters.items():
-            mended[name][at] = right[name][at]
-        require_same(mended, right, f"{what} changes other parts of the result")
+        require_same(_mended(changed, found, right), right, f"{what} changes other parts of the result")
+
+
+def _mended(changed: Case, found: Outputs, right: Outputs) -> Outputs:
+    """The outputs with those before the change where it alters them."""
+    mended = {name: tensor.clone() for name, tensor in found.items()}
+    for name, at in changed.alters.items():
+        mended[name][at] = right[name][at]
+    return mended
 
 
 CHECK = State()
