@@ -1,7 +1,9 @@
 """What is particular to the mma.sync family: its space, its contracts' arithmetic, and that it compiles clean everywhere."""
 
 import dataclasses
+import math
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +12,14 @@ from schedules import default, drawn
 from cuda_l2.build.cuda import build_all
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import Schedule
+from cuda_l2.families._base import Schedule, families_for
+from cuda_l2.families._sm80_model import conflicts
 from cuda_l2.families._sm80_space import CHOICES, SPARE_SHARED_BYTES
 from cuda_l2.families.sm80_gemm import FAMILY
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
+from cuda_l2.propose._base import space_for
 from cuda_l2.records import BuildStatus, Gemm
+from cuda_l2.worlds.world import read
 
 SHAPES = (
     *("1x1x1", "1x1x1:tn", "7x5x3:fp16", "33x65x31:tn", "64x64x64", "100x333x777", "300x8x50000:tn", "64x4096x4096"),
@@ -136,6 +141,49 @@ def test_defaults_and_random_schedules_compile_clean(arch) -> None:
         assert any(kernel.tensor_instructions for kernel in build.kernels)
         if schedule in defaults:
             assert not any(kernel.spill_bytes or kernel.stack_bytes for kernel in build.kernels), schedule.named
+
+
+def test_the_model_is_near_the_times_that_were_recorded() -> None:
+    """Half of the schedules within 20 %, nine of ten within 50 %, ragged sizes apart from the others."""
+    world = read(Path(__file__).parent.parent / "results" / "h100" / "world" / "world.parquet")
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for row in world.rows:
+        if row.measured and row.family == FAMILY.name:
+            gemm = Gemm.parse(row.task)
+            modelled = FAMILY.estimate_us(gemm, world.target, FAMILY.named(row.schedule))
+            errors[gemm.k % 8 > 0 or gemm.n % 8 > 0].append(abs(math.log(row.latency_us / modelled)))
+    for found in errors.values():
+        assert len(found) > 50 and np.median(found) < math.log(1.2) and np.quantile(found, 0.9) < math.log(1.5)
+
+
+@pytest.mark.parametrize("load", [DIRECT, PLAIN, PIPELINED])
+def test_the_narrower_the_loads_of_a_row_the_slower_by_the_model(load) -> None:
+    schedule = random_schedule(Gemm.parse("512x512x512:tn"), HOPPER, np.random.default_rng(0), LOAD=load)
+    rows = [dataclasses.replace(schedule.task, k=k) for k in (512, 508, 510, 511)]  # vectors of 8, 4, 2 and 1
+    times = [FAMILY.estimate_us(gemm, HOPPER, schedule.named) for gemm in rows]
+    assert times == sorted(times) and times[3] > 1.5 * times[0]
+
+
+@pytest.mark.parametrize(
+    ("width", "swizzle", "clocks"),
+    [
+        (64, (0, 3, 3), 8),
+        (64, (1, 3, 3), 4),
+        (64, (2, 3, 3), 2),
+        (64, (3, 3, 3), 1),
+        (32, (0, 3, 3), 4),
+        (16, (0, 3, 3), 2),
+    ],
+)
+def test_rows_of_shared_memory_in_the_same_banks_are_read_one_after_the_other(width, swizzle, clocks) -> None:
+    assert conflicts(width, *swizzle) == clocks
+
+
+@pytest.mark.parametrize("shape", ["777x4096x4095:tn:bf16", "1024x1001x333", "300x4095x1024"])
+def test_large_products_of_ragged_rows_begin_with_the_family_made_for_them(shape) -> None:
+    gemm = Gemm.parse(shape)
+    space = space_for(families_for(gemm, HOPPER), gemm, HOPPER)
+    assert space.split(space.ranked(1)[0])[0].name == "sm90_ragged"
 
 
 def test_fp32_tasks_never_sum_in_fp16() -> None:

@@ -23,16 +23,17 @@ from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.propose._network import Encoder
 from cuda_l2.propose._policy import open_policy
 from cuda_l2.propose._recorded import RecordedSpace, recorded_space
-from cuda_l2.propose._weights import FILE, Weights, load, shipped
+from cuda_l2.propose._weights import FILE, SHIPPED, Weights, load, shipped
 from cuda_l2.propose.schedule import SchedulePolicy
 from cuda_l2.records import Gemm
 from cuda_l2.runs.comparison import compare
 from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
 from cuda_l2.worlds.split import split
-from cuda_l2.worlds.world import World, write
+from cuda_l2.worlds.world import World, read, write
 
 HELD_OUT = "64x64x64,128x512x128"
+RECORDED = Path(__file__).parent.parent / "results" / "h100" / "world"
 LEARNT = [f"schedule.{change}" for change in ("tasks=6", "group=8", "warm_steps=150", "steps=6", "exemplars=2")]
 SMALL = ("tasks=2", "group=4", "save_every=2", "warm_steps=4", "steps=4", "exemplars=2")
 
@@ -251,6 +252,23 @@ def test_the_policy_of_the_package_is_the_default_on_hopper_alone(tmp_path) -> N
     assert name("512x512x512", compile_only(arch)) == f"schedule-{weights.fingerprint}"
     assert name("4096x4096x4096", compile_only(arch)) == "schedule"  # larger than what the weights learnt from
     assert name("512x512x512", compile_only("sm_80")) == name("64x64x64", TARGET) == "schedule"
+
+
+def test_the_policy_of_the_package_is_near_the_best_on_products_that_it_never_saw() -> None:
+    world = read(RECORDED / "world.parquet")
+    held_out = split(world.tasks, str(RECORDED / "unseen.txt"))[1]
+    curves = compare(world, [], held_out, [f"frozen:{SHIPPED}"], 1, 8)
+    firsts = [curve.after(1) for curve in curves]
+    assert len(firsts) == 24 and np.median(firsts) < 0.1 and np.quantile(firsts, 0.9) < 0.5
+    assert np.median([curve.after(8) for curve in curves]) < 0.01
+
+
+@pytest.mark.parametrize("task", ["454x978x274", "733x1271x858:tn", "855x376x998:bf16"])
+def test_the_policy_of_the_package_guesses_the_family_made_for_ragged_rows(task) -> None:
+    world = read(RECORDED / "world.parquet")
+    space = recorded_space(world, Gemm.parse(task))
+    first = SchedulePolicy(space, list, np.random.default_rng(0), weights=shipped()).propose(1)[0]
+    assert first.family == "sm90_ragged"
 
 
 def test_a_trained_policy_goes_on_from_its_own_state(trained, world) -> None:

@@ -1,12 +1,13 @@
 """The family of sm80_gemm.cu: mma.sync kernels for every NVIDIA GPU from compute capability 8.0 on.
 
-Its contract, its macros, its default schedule and a model that ranks schedules. The choices are in _sm80_space.py.
+Its contract, its macros and its default schedule. The choices are in _sm80_space.py, the model in _sm80_model.py.
 """
 
 import math
 from dataclasses import replace
 
 from cuda_l2.contract.cuda import ARCHITECTURES
+from cuda_l2.families import _sm80_model
 from cuda_l2.families import _sm80_space as space
 from cuda_l2.families._base import Family, Schedule, element
 from cuda_l2.families._sm80_space import CHOICES, DIRECT, PIPELINED, WIDE
@@ -47,20 +48,7 @@ class Sm80Gemm(Family):
         return self.nearest(_wanted(gemm, target), gemm, target)
 
     def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
-        """Roughly: what a launch costs, the trips of a block one after the other, and what all blocks read."""
-        tiles = math.ceil(gemm.m / chosen["BM"]) * math.ceil(gemm.n / chosen["BN"])
-        trips = math.ceil(gemm.k / chosen["BK"] / chosen["SPLIT_K"])
-        blocks = tiles * chosen["SPLIT_K"]
-        at_once = max(
-            1, min(16, 1024 // space.threads(chosen), target.shared_bytes // max(1, space.shared_bytes(chosen)))
-        )
-        rounds = math.ceil(blocks / (target.sms * at_once))
-        read_us = blocks * (chosen["BM"] + chosen["BN"]) * 2 * gemm.k / chosen["SPLIT_K"] / 5e6
-        multiply_us = gemm.flops / min(1, blocks / target.sms) / 400e6
-        add_us = 0.1 * (chosen["WARPS_K"] > 1) + 1.5 * (chosen["SPLIT_K"] > 1)
-        first_us = 1.1 if chosen["LOAD"] == DIRECT else 1.9
-        trip_us = 0.45 if chosen["LOAD"] == DIRECT else 0.25
-        return first_us + add_us + max(rounds * (trips - 1) * trip_us, read_us, multiply_us)
+        return _sm80_model.estimate_us(gemm, target, chosen)
 
     def general(self, gemm: Gemm, chosen: dict[str, int]) -> Gemm:
         """Sizes that are odd: rows of any alignment, no tile whole. K stays on its side of one trip."""

@@ -23,7 +23,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import whole
 from cuda_l2.worlds.world import space_of, space_version
 
-FORMAT = "cuda-l2 schedule policy 2"
+FORMAT = "cuda-l2 schedule policy 3"
 FILE = "policy.safetensors"
 SHIPPED = Path(__file__).with_name("h100.safetensors")
 """Weights of the package, trained on results/h100/world (docs/policy-card.md)."""
