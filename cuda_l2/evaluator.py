@@ -155,7 +155,7 @@ class Evaluator(Closing):
         return trial
 
     def failed(self, candidate: Candidate, reason: str) -> Trial:
-        """The trial of a candidate of which every process died that was to build and judge it."""
+        """The trial of a candidate that ended every process that tried to build and judge it."""
         build = Build(candidate.id, BuildStatus.FAILED, reason)
         return self._trial(candidate, build, None, None, None, self.rig.protocols[SEARCH.name])
 

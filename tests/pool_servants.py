@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.turns import Turns
 
 FOLDER = str(Path(__file__).parent)
 """For PYTHONPATH."""
@@ -50,7 +51,10 @@ class Scripted:
         if word == "locked":
             with machine_lock():
                 pass
-        if word == "fails once" and not before:
+        if word == "turn":
+            with Turns(self.folder / "gpu") as turns, turns.taken():
+                pass
+        if word == "fails" or (word == "fails once" and not before):
             raise MachineError("the driver's\nown words")
         if word == "ends its actor" and not before:
             os.kill(os.getppid(), signal.SIGKILL)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pool_servants import FOLDER
@@ -188,6 +189,12 @@ def test_an_actor_that_is_killed_costs_what_it_had_not_sent(tmp_path: Path) -> N
     ]
     assert found["slots"] == found["has"]
     assert found["listens"] and all(loopback(address) for address in found["listens"])
+
+
+def test_an_actor_that_hangs_is_seen_beside_others_that_answer() -> None:
+    jobs = {name: SimpleNamespace(late=name == "hangs") for name in ("answers", "hangs", "works")}
+    assert on_ray.due(["answers"], jobs) == ["answers", "hangs"]
+    assert on_ray.due(["hangs"], jobs) == ["hangs"]
 
 
 def test_an_actor_that_hangs_costs_what_it_had_not_sent(tmp_path: Path) -> None:

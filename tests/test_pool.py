@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cuda_l2.runs.workers import TRIES
 from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.line_process import LineProcess
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.turns import Turns
 
 NEVER_S = 1e6
 
@@ -143,6 +145,29 @@ def test_a_failure_of_the_machine_is_one_line_and_what_was_in_flight_is_given_ou
     )
 
 
+def test_processes_that_the_machine_fails_say_nothing_about_a_request(pool, tmp_path) -> None:
+    failure = pool.begin("fails").exception()
+    assert isinstance(failure, UserError) and not isinstance(failure, DeadlyError)
+    assert "3 processes ended, one after the other; the last ended: the machine failed" in str(failure)
+    assert len(pids(tmp_path / "fails")) == TRIES
+
+
+def test_the_end_of_a_pool_does_not_wait_for_what_completes_a_request(pool, tmp_path) -> None:
+    begun, ended, before = threading.Event(), threading.Event(), list[bool]()
+
+    def complete(word: str) -> str:
+        begun.set()
+        before.append(ended.wait(30.0))
+        return word
+
+    waits = pool.begin("one", complete)
+    begun.wait()
+    pool.close()
+    ended.set()
+    assert isinstance(waits.exception(), CancelledError)
+    assert before == [True] and not (tmp_path / "one").exists()
+
+
 def test_an_error_for_users_is_an_answer(pool, said) -> None:
     with pytest.raises(UserError, match="no such word"):
         pool.begin("no").result()
@@ -167,11 +192,13 @@ def limits(monkeypatch) -> list[float]:
     return began
 
 
-def test_a_process_says_that_it_waits_for_the_lock_which_is_no_hang(monkeypatch, pool, limits) -> None:
+@pytest.mark.parametrize("word", ["locked", "turn"])
+def test_a_process_says_that_it_waits_for_the_lock_which_is_no_hang(monkeypatch, pool, limits, tmp_path, word) -> None:
     monkeypatch.setattr(module, "MAIN", "quick_pool")
-    with machine_lock():
-        locked = pool.begin("locked")
-        wait_until(lambda: len(limits) > 3)
+    with Turns(tmp_path / "gpu") as turns, turns.taken(alone=True), machine_lock():
+        locked = pool.begin(word)
+        wait_until(lambda: len(limits) > 3 or locked.done())
+        assert not locked.done()
     assert locked.result() in ("3,5", "5,3")
 
 

@@ -26,6 +26,7 @@ from cuda_l2.store import holder, statements
 from cuda_l2.store.checking import check
 from cuda_l2.store.copying import BATCH, copy
 from cuda_l2.store.opening import open_database
+from cuda_l2.system import process_tree
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.place import Place, Server, file_of, folder_of, place_of
 
@@ -166,6 +167,18 @@ def test_only_a_process_that_is_surely_dead_loses_its_claims(place: Place) -> No
             assert claims.claim(GEMM, candidate, "m", "search")
             with Archive(place) as taker:
                 assert taker.claim(GEMM, candidate, "m", "search") == holder.is_dead(text)
+
+
+def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(monkeypatch) -> None:
+    name = holder.new()
+    monkeypatch.setattr(process_tree, "_read", lambda path: b"")  # hidden, or no file can be opened
+    assert not holder.is_dead(name)
+    assert not holder.is_dead(holder.new())
+    monkeypatch.undo()
+    assert not holder.is_dead(name.replace(f"/{process_tree.began(os.getpid())}/", "//"))
+    shown = os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: "1" if path == "/proc/self" else shown(path))
+    assert holder._host.__wrapped__() != holder._host.__wrapped__()  # /proc shows the processes of another namespace
 
 
 def test_claims_are_renewed_together(place: Place) -> None:

@@ -1,8 +1,9 @@
 """Processes that judge on one GPU: several verify at once, and who is to be alone is."""
 
+import contextlib
 import fcntl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,24 @@ def test_a_gpu_is_held_by_several_of_one_run_or_by_one(monkeypatch, tmp_path) ->
         assert not held.is_set()
     other.join()
     assert held.is_set()
+
+
+def test_who_waits_for_the_whole_machine_comes_before_the_next_on_a_gpu(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
+    waits = threading.Event()
+
+    @contextlib.contextmanager
+    def step(name: str) -> Iterator[None]:
+        waits.set()
+        yield
+
+    def whole() -> None:
+        with lock.machine_lock():
+            pass
+
+    monkeypatch.setattr(lock, "step", step)
+    with lock.machine_lock("1", several=True):
+        other = beside(whole)
+        waits.wait()
+        assert locked(tmp_path / "machine.gate", fcntl.LOCK_EX)
+    other.join()

@@ -294,7 +294,10 @@ def test_an_operand_that_begins_with_zeros_always_comes(shape, operand, first, m
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("wrong", [{3}, {3, 5}, {4, 5}, {5}, {6}])
-def test_the_first_wrong_launch_is_the_reason_also_where_answers_are_read_at_once(device, wrong, monkeypatch) -> None:
+@pytest.mark.parametrize("error", [CheckFailed(VerdictStatus.UNHYGIENIC, "at 6"), MachineError("at 6")])
+def test_the_first_wrong_launch_is_the_reason_also_where_answers_are_read_at_once(
+    device, wrong, error, monkeypatch
+) -> None:
     monkeypatch.setattr(_base, "MOST_ANSWERS", 4)
     session = InProcess(ProductCases(Gemm(4, 4, 4), 1, CpuReferences()), in_fp64)
     session.device = device
@@ -304,7 +307,7 @@ def test_the_first_wrong_launch_is_the_reason_also_where_answers_are_read_at_onc
     def launched(*given: object, **named: object) -> Outputs:
         made.append(len(made))
         if made[-1] == 6:
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, "at 6")
+            raise error
         return launch(*given, **named)
 
     def require(turn: Turn, found: Outputs) -> None:
@@ -312,6 +315,23 @@ def test_the_first_wrong_launch_is_the_reason_also_where_answers_are_read_at_onc
 
     monkeypatch.setattr(session, "launch", launched)
     turns = (Turn(case, str(number)) for number in range(8))
-    with pytest.raises(CheckFailed, match=f"at {min(wrong)}"):
+    with pytest.raises((CheckFailed, MachineError), match=f"at {min(wrong)}"):
         _base.require_each(session, turns, lambda turn, _: torch.tensor([int(turn.what) in wrong]), require)
     assert len(made) == (min(wrong) + 1 if device == "cpu" else 4 if 3 in wrong else 7)
+
+
+def test_few_large_cases_are_kept_until_their_answers_are_read(monkeypatch) -> None:
+    monkeypatch.setattr(_base, "ANSWERS_BYTES", 0)
+    session = InProcess(ProductCases(Gemm(4, 4, 4), 1, CpuReferences()), in_fp64)
+    session.device, case, met = "cuda", session.cases.drawn("any"), list[str]()
+
+    def require(turn: Turn, found: Outputs) -> None:
+        raise CheckFailed(VerdictStatus.INCORRECT, f"at {turn.what}")
+
+    def wrong(turn: Turn, found: Outputs) -> torch.Tensor:
+        met.append(turn.what)
+        return torch.tensor(turn.what == "0")
+
+    with pytest.raises(CheckFailed, match="at 0"):
+        _base.require_each(session, (Turn(case, str(number)) for number in range(3)), wrong, require)
+    assert met == ["0"]

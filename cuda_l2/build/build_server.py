@@ -45,7 +45,7 @@ class BuildServers:
         return (awaited() for awaited in self.begin(candidates))
 
     def begin(self, candidates: Sequence[Candidate]) -> list[Callable[[], Build]]:
-        """Have candidates built in the background; what awaits the build of each."""
+        """Have candidates built in the background. For each a function that waits for its build."""
         sources = [candidate.source for candidate in candidates]
         with self._lock:
             self._under_way = {source: batch for source, batch in self._under_way.items() if not batch.done()}

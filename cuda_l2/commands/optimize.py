@@ -127,7 +127,9 @@ def _searched(optimizer: "Optimizer", wanted: Sequence[Task], asked: str, began:
             request = Request(retune=settings.retune, tuning=settings.tuning)
             each = min(optimizer.rig.together(task, settings.judges) for task in wanted)
             if each < settings.judges:
-                tell(f"{counted(each, 'process', 'processes')} of {settings.judges} on each GPU, for its memory's sake")
+                tell(
+                    f"{counted(each, 'process', 'processes')} of {settings.judges} on each GPU: more do not fit"
+                )
             pool = judge_pool(asked, optimizer.target.name, tell, request, each)
             optimizer.judges = held.enter_context(pool)
         for number, task in enumerate(wanted):
@@ -170,7 +172,7 @@ def _searched_apart(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequen
             for task, result in zip(wanted, results, strict=True):
                 try:
                     yield result.result()
-                except DeadlyError as error:  # of a candidate, perhaps
+                except DeadlyError as error:  # one of its candidates may be at fault
                     left.append(task)
                     tell(f"{task}: {error}; it comes last, with its candidates judged apart from the search")
         except KeyboardInterrupt:

@@ -112,7 +112,7 @@ class Rig(Closing):
     builds_disturb = False
     """Whether compiling disturbs timings, so that both share the machine's lock."""
     turns = ALONE
-    """Those on its GPU."""
+    """The turns that processes of one run take on its GPU."""
     measures = True
     """Whether the machine itself is at work, so that its lock is held meanwhile."""
     request: Request
@@ -159,5 +159,7 @@ class Rig(Closing):
         return None
 
     def prefetch(self, candidates: Sequence[Candidate]) -> Sequence[Callable[[], Build | None]]:
-        """Begin to build what will be asked for later; what awaits the build of each, None where nothing has begun."""
+        """Begin to build what will be asked for later. For each a function that waits for its build; None from it where
+        nothing has begun.
+        """
         return [lambda: None] * len(candidates)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.records import Build, Task
 from cuda_l2.reward import RewardSettings
@@ -67,6 +69,8 @@ class Judging:
 def _judged(evaluators: Evaluators, turns: Turns, order: Order) -> Judged:
     with turns.taken():  # where it is the first for its task inputs are drawn on the GPU
         evaluator = evaluators.of(order.task, order.rewards)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
     seconds, queued_s = dict(evaluator.stage_seconds), evaluator.queued_s
     evaluator.best_speedup = max(evaluator.best_speedup, order.best_speedup)
     evaluator.ends = evaluator.clock.now() + order.left_s

@@ -99,9 +99,9 @@ def share(
     while running:
         try:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=STEP_S)
-            for answer in ready or [answer for answer, job in running.items() if job.late]:
+            for answer in due(ready, running):
                 job = running[answer]  # where an interrupt comes before it is taken, it is taken again
-                goes_on = job.take(answer if ready else None, say, restart=not interrupted)
+                goes_on = job.take(answer if answer in ready else None, say, restart=not interrupted)
                 interrupted = interrupted or job.interrupted
                 if goes_on:
                     running[job.step()] = job
@@ -112,6 +112,11 @@ def share(
                 each.interrupt()
     if interrupted:
         raise KeyboardInterrupt
+
+
+def due(ready: Sequence[Any], running: Mapping[Any, "_Job"]) -> list[Any]:
+    """Answers that are there, and those that their actors owe for too long."""
+    return [*ready, *(answer for answer, job in running.items() if job.late and answer not in ready)]
 
 
 class _Job:

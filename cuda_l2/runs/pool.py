@@ -54,6 +54,10 @@ class _Order:
     complete: Callable[[Any], Any]
     future: "Future[Any]"
     given_out: int = 0
+    failed: bool = False
+    """Whether one of its processes ended by a failure of the machine."""
+    deadly: bool = False
+    """Whether all processes that had it have died, so that none is left out for it."""
     left_out: list[int] = field(default_factory=list)
     """Numbers of processes that were left out when they died of it."""
 
@@ -78,14 +82,16 @@ class Pool(Closing):
         self._servant, self._say, self._limit_s, self._closed = packed(servant), say, limit_s, False
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._gpus, self._processes = list(gpus), dict[int, "LineProcess | RayProcess"]()
-        self._process_on, self._threads = start, list[threading.Thread]()
+        self._process_on, self._threads = start, dict[int, threading.Thread]()
+        self._completing = set[int]()
+        """Numbers of processes for which a request is completed now."""
         self._lock = threading.Lock()
         for number in range(self.count):
             self._start(number)
 
     def _start(self, number: int) -> None:
-        self._threads.append(threading.Thread(target=self._serve, args=(number,), daemon=True))
-        self._threads[-1].start()
+        self._threads[number] = threading.Thread(target=self._serve, args=(number,), daemon=True)
+        self._threads[number].start()
 
     def begin(self, request: Any, complete: Callable[[Any], Any] = lambda request: request) -> "Future[Any]":
         """The answer, once a process has given it. UserError where one says so, DeadlyError where TRIES of them die.
@@ -102,9 +108,10 @@ class Pool(Closing):
             self._closed = True
             for process in self._processes.values():
                 process.kill()
+            ending = [self._threads[number] for number in self._threads.keys() - self._completing]
         for _ in self._threads:
             self._orders.put(None)
-        for thread in self._threads:
+        for thread in ending:  # the others wait for what takes its time, and then find the pool closed
             thread.join()
 
     def _serve(self, number: int) -> None:
@@ -127,11 +134,12 @@ class Pool(Closing):
 
     def _answered(self, order: _Order, number: int) -> bool:
         """Have a process answer; False where it ended before, and another is to answer."""
+        request = self._completed(order, number)
         process, gpu = self._process(number), self._gpus[number]
         if process is None:
             order.future.set_exception(CancelledError())
             return True
-        message = {"servant": self._servant, "request": packed(order.complete(order.request))}
+        message = {"servant": self._servant, "request": packed(request)}
         answer = process.ask(message, self._limit_s, lambda line: self._tell(f"GPU {gpu}: {line}"))
         if "answer" in answer:
             order.future.set_result(unpacked(answer["answer"]))
@@ -141,6 +149,17 @@ class Pool(Closing):
             return not self._lost(number, order, answer.get("failed", ""))
         return True
 
+    def _completed(self, order: _Order, number: int) -> Any:
+        with self._lock:
+            if self._closed:
+                return None
+            self._completing.add(number)
+        try:
+            return order.complete(order.request)
+        finally:
+            with self._lock:
+                self._completing.discard(number)
+
     def _tell(self, line: str) -> None:
         """Say a line; a reader that has gone ends no request."""
         with contextlib.suppress(OSError):
@@ -149,11 +168,13 @@ class Pool(Closing):
     def _left_out(self, number: int, order: _Order) -> bool:
         """Leave a process out, unless it is the last. order: of which it died."""
         with self._lock:
-            if self._closed or self._serving == 1:
+            if self._closed or self._serving == 1 or order.deadly:
                 return False
             self._serving -= 1
             order.left_out.append(number)
-        self._tell(f"GPU {self._gpus[number]}: left out, since one process after the other died on it")
+        gpu = self._gpus[number]
+        what = f"one of its {self._gpus.count(gpu)} processes is " if self._gpus.count(gpu) > 1 else ""
+        self._tell(f"GPU {gpu}: {what}left out, since one process after the other died on it")
         return True
 
     def _process(self, number: int) -> "LineProcess | RayProcess | None":
@@ -169,19 +190,27 @@ class Pool(Closing):
         """A process has ended before it answered; whether its order is given out again. failed: why, if it said so."""
         gpu = self._gpus[number]
         with self._lock:
-            process, closed = self._processes.pop(number), self._closed
+            process = self._processes.pop(number)
         status = process.close()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         how = f"gave no answer for {self._limit_s:.0f} s" if process.late else how
         how = f"ended: {failed}" if failed else how
+        order.failed = order.failed or bool(failed)
+        with self._lock:
+            closed, again = self._closed, order.given_out < TRIES
+            if again and not closed:  # what is put here comes before the end of a pool that is closed later
+                self._orders.put(order)
+            elif not closed:
+                self._take_back(order)
         if closed:
             order.future.set_exception(CancelledError())
-        elif order.given_out < TRIES:
-            self._orders.put(order)
+            return False
+        if again:
             self._tell(f"GPU {gpu}: its process {how}; what it had in flight is given out again")
             return True
+        if order.failed:
+            order.future.set_exception(UserError(f"{TRIES} processes ended, one after the other; the last {how}"))
         else:
-            self._take_back(order)
             order.future.set_exception(
                 DeadlyError(f"{TRIES} processes died of it, one after the other; the last {how}")
             )
@@ -189,7 +218,7 @@ class Pool(Closing):
 
     def _take_back(self, order: _Order) -> None:
         """Let processes work again that were left out for an order of which the others died too."""
-        with self._lock:
-            for number in order.left_out if not self._closed else ():
-                self._serving += 1
-                self._start(number)
+        order.deadly = True
+        for number in order.left_out:
+            self._serving += 1
+            self._start(number)

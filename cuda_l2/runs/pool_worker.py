@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from cuda_l2.system import lock, process_tree, steps, variables
+from cuda_l2.system import lock, process_tree, steps, turns, variables
 from cuda_l2.system.errors import UserError, failure_of_machine
 from cuda_l2.system.line_process import packed, unpacked
 
@@ -40,11 +40,11 @@ class _Channel(io.TextIOBase):
         return len(text)
 
     def tick(self) -> None:
-        """While another process has the GPU's lock say so, since this is no hang."""
+        """While another process has the GPU's lock, or a turn alone, say so, since this is no hang."""
         while True:
             threading.Event().wait(TICK_S)
             running = steps.current()
-            if running and running.name == lock.WAITING:
+            if running and running.name in (lock.WAITING, turns.WAITING):
                 self.send(waits=True)
 
 

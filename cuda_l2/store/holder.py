@@ -30,6 +30,9 @@ def _host() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path, but a name
+        ours = os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - else /proc shows another namespace
     except OSError:
+        ours = False
+    if not ours:
         return uuid.uuid4().hex  # nobody sees these processes
     return hashlib.sha256(f"{os.uname().nodename} {boot} {space}".encode()).hexdigest()[:16]

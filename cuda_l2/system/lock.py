@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.steps import step
@@ -23,11 +24,11 @@ def machine_lock(gpu: str = "", *, several: bool = False) -> Iterator[float]:
     """
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(held("machine.lock", fcntl.LOCK_SH if gpu else fcntl.LOCK_EX))
-        if gpu:
-            name = f"gpu-{gpu.replace(':', '-')}"
-            with held(f"{name}.gate"):  # who waits has it: those that hold the GPU together never all let go else
-                stack.enter_context(held(f"{name}.lock", fcntl.LOCK_SH if several else fcntl.LOCK_EX))
+        locks = {"machine": not gpu, f"gpu-{gpu.replace(':', '-')}": not several} if gpu else {"machine": True}
+        for name, alone in locks.items():
+            # Who waits for a lock holds its gate: others that share it would always overlap, and never leave it free.
+            with held(f"{name}.gate"):
+                stack.enter_context(held(f"{name}.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         yield time.perf_counter() - start
 
 
@@ -41,9 +42,14 @@ def held(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[Path]:
     except OSError as error:
         raise scratch.unwritable(error) from None
     with file:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with step(WAITING):
-                fcntl.flock(file, kind)
+        take(file, kind, WAITING)
         yield path
+
+
+def take(file: IO[str], kind: int, waiting: str) -> None:
+    """Lock an open file. waiting: the step that is shown where others hold it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with step(waiting):
+            fcntl.flock(file, kind)

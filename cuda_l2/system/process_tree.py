@@ -222,14 +222,18 @@ def began(pid: int) -> str:
 
 
 def is_gone(pid: int, began_at: str) -> bool:
-    """Whether a process that began then has ended; its number may be another one's by now."""
+    """Whether a process that began then has ended; its number may be another one's by now.
+
+    False where /proc does not show when the process of that number began: it may be hidden, or not be readable now.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # another user's, of which /proc may show nothing
-        return began(pid) not in ("", began_at)
-    return began(pid) != began_at or _state(pid) in ("Z", "X")
+    except PermissionError:  # another user's
+        pass
+    now = began(pid)
+    return bool(now and began_at and now != began_at) or _state(pid) in ("Z", "X")
 
 
 def _state(pid: int) -> str:

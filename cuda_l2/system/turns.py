@@ -1,4 +1,4 @@
-"""Whose turn it is on a GPU on which several processes of one run judge: they verify at once, and time alone.
+"""Turns that several processes of one run take on a GPU on which they judge: they verify at once, and time alone.
 
 A process asks for its next turn between two messages to its candidate, so that one that is to be alone waits for as
 long as a message and what is done with its answer takes. Waiting for such a turn is no waiting for another run.
@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cuda_l2.system.closing import Closing
+from cuda_l2.system.lock import take
+
+WAITING = "waiting for a turn on the GPU"
+"""The step that is shown while another process is alone on it."""
 
 
 class Turns(Closing):
@@ -45,9 +49,9 @@ class Turns(Closing):
         fcntl.flock(file, fcntl.LOCK_UN)
         self._now = fcntl.LOCK_UN
         if kind != fcntl.LOCK_UN:
-            fcntl.flock(gate, fcntl.LOCK_EX)  # who waits to be alone has it, so that no others come before
+            take(gate, fcntl.LOCK_EX, WAITING)  # who waits to be alone has it, so that no others come before
             try:
-                fcntl.flock(file, kind)
+                take(file, kind, WAITING)
             finally:
                 fcntl.flock(gate, fcntl.LOCK_UN)
             self._now = kind
@@ -58,4 +62,4 @@ class Turns(Closing):
 
 
 ALONE = Turns()
-"""Those of a process that shares its GPU with none of its run."""
+"""The turns of a process that shares its GPU with no other one of its run."""

@@ -20,7 +20,6 @@ import torch
 
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.machine.tensors import Tensors, words
@@ -35,7 +34,7 @@ LEAST_OFTEN = 8
 MOST_OFTEN_S, OFTEN_S, LAUNCH_S, OWN_GBYTES_PER_S, GFLOPS = 0.5, 0.06, 60e-6, 0.25, 20
 """About how long light launches in a row may take together on a CPU: each with what fills and compares its tensors."""
 MOST_ANSWERS, ANSWERS_BYTES = 32, 64 << 20
-"""Launches on a GPU whose comparisons are read back at once, and the bytes of their outputs, at most."""
+"""Launches on a GPU whose comparisons are read back at once, and the bytes of their cases and outputs, about."""
 Outputs = Tensors
 """Results by the names of outputs."""
 
@@ -336,10 +335,10 @@ def require_each(
 ) -> None:
     """Launch on cases in order; `require` raises for the first launch of which `wrong` marks anything.
 
-    On a GPU the marks of several launches are read back at once: for each answer other processes may have it between.
+    On a GPU the marks of several launches are read back at once, since each wait for the GPU costs time.
     """
-    each = max(1, sum(output.bytes for output in session.task.outputs))
-    most = max(1, min(MOST_ANSWERS, ANSWERS_BYTES // each)) if session.device == "cuda" else 1
+    most = MOST_ANSWERS if session.device == "cuda" else 1
+    outputs = sum(output.bytes for output in session.task.outputs)
     met: list[tuple[torch.Tensor, Turn[C], Outputs]] = []
 
     def settle() -> None:
@@ -352,9 +351,9 @@ def require_each(
     try:
         for turn, found in session.launch_each(turns):
             met.append((wrong(turn, found).any(), turn, found))
-            if len(met) >= most:
+            if len(met) >= most or sum(outputs + turn.case.bytes for _, turn, _ in met) > ANSWERS_BYTES:
                 settle()
-    except (CheckFailed, Fault):  # what came before is the reason where it is wrong
+    except Exception:  # what came before is the reason where it is wrong
         settle()
         raise
     settle()

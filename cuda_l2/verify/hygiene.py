@@ -32,7 +32,7 @@ KEPT = "keeps state in its workspace"
 HELD = "depends on what its outputs held before"
 SKIPS = "skips work when its outputs look right already"
 AS_BEFORE = {REPEATED: 0, LAST: 1 + REPEATS, KEPT: 0, HELD: 0, SKIPS: 0}
-"""Number of the launch whose result one must have, by what another result shows."""
+"""By what a wrong result shows: the number of the earlier launch whose result it must equal."""
 
 
 class Hygiene(Check):
