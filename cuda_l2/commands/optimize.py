@@ -127,9 +127,7 @@ def _searched(optimizer: "Optimizer", wanted: Sequence[Task], asked: str, began:
             request = Request(retune=settings.retune, tuning=settings.tuning)
             each = min(optimizer.rig.together(task, settings.judges) for task in wanted)
             if each < settings.judges:
-                tell(
-                    f"{counted(each, 'process', 'processes')} of {settings.judges} on each GPU: more do not fit"
-                )
+                tell(f"{counted(each, 'process', 'processes')} of {settings.judges} on each GPU: more do not fit")
             pool = judge_pool(asked, optimizer.target.name, tell, request, each)
             optimizer.judges = held.enter_context(pool)
         for number, task in enumerate(wanted):
