@@ -9,8 +9,8 @@ import torch
 from fake_driver import fake_driver
 
 from cuda_l2 import contract
-from cuda_l2.commands import library
-from cuda_l2.library.deploy import batches, calls, choices, dispatch, imported, pack, recipes
+from cuda_l2.commands import library, tune
+from cuda_l2.library.deploy import batches, calls, choices, dispatch, imported, pack, recipes, tuning, vendor
 from cuda_l2.library.deploy.choices import Choice, Place
 from cuda_l2.library.table import read_table
 from cuda_l2.machine.cuda.target import compile_only
@@ -171,3 +171,16 @@ def test_an_imported_kernel_serves_its_shape(small, monkeypatch) -> None:
         with pytest.warns(RuntimeWarning, match="was changed"):
             calls.matmul(torch.ones(33, 16).half(), torch.ones(16, 24).half())
     dispatch.known.cache_clear()
+
+
+def test_tuning_counts_our_kernels_apart_from_the_librarys(monkeypatch, capsys) -> None:
+    chosen = [
+        Choice("16x64x64:tn:bf16", "one", "sm90_fitted", "", 1.0, 2.0),
+        Choice("32x64x64:tn:bf16", vendor.FAMILY, vendor.FAMILY, "", 1.0, 1.1),
+        Choice("64x64x64:tn:bf16", us=1.0, vendor_us=1.0),
+    ]
+    monkeypatch.setattr(tuning, "tune", lambda *_, **named: chosen)
+    tune.command(*(choice.shape for choice in chosen))
+    assert capsys.readouterr().out.strip() == (
+        "3 shapes tuned; our kernels serve 1, algorithms of cuBLASLt 1, torch's own 1"
+    )

@@ -42,6 +42,7 @@ def command(
     wanted = [shape for text in texts for shape in expanded(text)]
     if not wanted:
         raise UserError("name the shapes to tune, as in 1-64x4096x4096:tn:bf16")
+    from cuda_l2.library.deploy import vendor
     from cuda_l2.library.deploy.tuning import tune
     from cuda_l2.system.text import counted
 
@@ -52,7 +53,11 @@ def command(
 
     found = tune(wanted, cold=not warm, one_stream=one_stream, weights_ahead=weights_ahead, progress=told)
     served = sum(choice.served for choice in found)
-    print(f"{counted(len(found), 'shape')} tuned; kernels of the pack serve {served}")
+    algorithms = sum(choice.served and choice.family == vendor.FAMILY for choice in found)
+    print(
+        f"{counted(len(found), 'shape')} tuned; our kernels serve {served - algorithms}, algorithms of cuBLASLt"
+        f" {algorithms}, torch's own {len(found) - served}"
+    )
 
 
 def layers(path: Path) -> list[str]:

@@ -58,7 +58,7 @@ class Choice:
 
     @property
     def served(self) -> bool:
-        """Whether one of our kernels serves the shape."""
+        """Whether a kernel of ours, or an algorithm of cuBLASLt, serves the shape in place of torch's own."""
         return bool(self.kernel) and not self.demoted
 
 
