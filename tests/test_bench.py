@@ -717,7 +717,8 @@ def test_failures_are_recorded_and_many_in_a_row_end_the_run(tmp_path) -> None:
 def test_a_library_meets_all_baselines_under_one_protocol_and_the_tuned_ones_under_the_others() -> None:
     request, known = SweepSettings(target="cuda", library=SCHEDULES).request(), product_baselines("cuda")
     offline, server = (request.reported(known, name) for name in ("offline", "server"))
-    assert [each.name for each in known if each not in offline] == ["torch.compile max-autotune"]
+    unasked = ["cuBLASLt-brute NN", "cuBLASLt-brute TN", "torch.compile max-autotune"]
+    assert [each.name for each in known if each not in offline] == unasked
     assert server == [each for each in offline if each.name.startswith("cuBLASLt-AutoTuning")]
     chosen = SweepSettings(target="cuda", library=SCHEDULES, arms="cuBLAS NN,torch.matmul").request()
     names = [each.name for each in chosen.reported(known, "server")]

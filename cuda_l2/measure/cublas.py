@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cuda_l2.measure.configurations import LIBRARYS_SPLIT, Capabilities, Configuration
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.system.errors import MachineError, UserError
 
@@ -18,7 +19,7 @@ Launch = Callable[[int, int, int, int, int], None]
 
 ALIGNMENT = 256
 """Bytes: what cuBLASLt's heuristic takes operands to be aligned to unless told otherwise."""
-REQUESTED_ALGORITHMS = 100
+REQUESTED_ALGORITHMS, REQUESTED_IDS = 100, 256
 
 
 class MatmulAlgo(ctypes.Structure):
@@ -64,13 +65,27 @@ class AlgoConfig(enum.IntEnum):
     CLUSTER = 8
 
 
+class AlgoCap(enum.IntEnum):
+    """Capabilities of an algorithm. Tiles and stages are arrays."""
+
+    SPLIT_K = 0
+    REDUCTIONS = 1
+    SWIZZLE = 2
+    TILES = 6
+    CUSTOM_OPTION_MAX = 7
+    STAGES = 13
+
+
 _SHORT_ATTRIBUTES = (AlgoConfig.INNER_SHAPE, AlgoConfig.CLUSTER)  # 16 bits; the others have 32
 REDUCTIONS = {0: "none", 1: "in place", 2: "compute type", 4: "output type"}
 """In what type the parts of a split K are summed; 'output type' rounds every part to fp16 first."""
+ROUNDED = ("in place", "output type")
+"""Reductions that round each part of a sum to fp16 or bf16."""
 _DESC_TRANSA = 3
 _PREFERENCE_MAX_WORKSPACE_BYTES = 1
 _PREFERENCE_MIN_ALIGNMENTS = (5, 6, 7, 8)  # of the first matrix, the second, C and D
 _TRANSPOSE = 1
+_UNSIGNED_SPLIT = (1 << 32) - 1
 _GEMM_DEFAULT_TENSOR_OP = 99
 _NOT_SUPPORTED = 15
 _STATUSES = {
@@ -113,6 +128,14 @@ class Algorithm:
     def __post_init__(self) -> None:
         if len(bytes.fromhex(self.data)) != ctypes.sizeof(MatmulAlgo):
             raise ValueError("an algorithm's descriptor has 64 bytes")
+
+    @property
+    def configuration(self) -> Configuration:
+        """What is set of it, so that others like it can be tried."""
+        values = {each.name.lower(): getattr(self, each.name.lower()) for each in AlgoConfig}
+        schemes = {name: scheme for scheme, name in REDUCTIONS.items()}
+        split_k = LIBRARYS_SPLIT if self.split_k == _UNSIGNED_SPLIT else self.split_k
+        return Configuration(**values | {"split_k": split_k, "reduction": schemes.get(self.reduction, 0)})
 
 
 def compute_type(accumulate: Accumulate) -> ComputeType:
@@ -169,6 +192,11 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     _declare(lt, "cublasLtMatmulAlgoGetHeuristic", *[pointer] * 7, integer, pointer, pointer)
     _declare(lt, "cublasLtMatmulAlgoCheck", *[pointer] * 8)
     _declare(lt, "cublasLtMatmulAlgoConfigGetAttribute", pointer, integer, pointer, size, pointer)
+    _declare(lt, "cublasLtMatmulAlgoConfigSetAttribute", pointer, integer, pointer, size)
+    _declare(lt, "cublasLtMatmulAlgoCapGetAttribute", pointer, integer, pointer, size, pointer)
+    types = [integer] * 6  # compute, scale, A, B, C, D
+    _declare(lt, "cublasLtMatmulAlgoGetIds", pointer, *types, integer, pointer, pointer)
+    _declare(lt, "cublasLtMatmulAlgoInit", pointer, *types, integer, pointer)
     _declare(lt, "cublasLtMatmul", *[pointer] * 14, size, pointer)
     lt.cublasLtGetVersion.restype = size
     return blas, lt
@@ -262,6 +290,7 @@ class LtProduct:
         self._element, self._row_major = element_type(gemm), layout is Layout.NN
         m, n, k = gemm.m, gemm.n, gemm.k
         types = compute_type(gemm.accumulate), scale_type(gemm.accumulate)
+        self._types = (*types, *[self._element] * 4)
         self._operation = _made(lt.cublasLtMatmulDescCreate, *types)
         if not self._row_major:
             transpose = ctypes.c_int32(_TRANSPOSE)
@@ -299,15 +328,47 @@ class LtProduct:
 
     def supports(self, algorithm: Algorithm) -> bool:
         """Whether a stored algorithm still runs here within the workspace."""
-        stored, result = MatmulAlgo.from_buffer_copy(bytes.fromhex(algorithm.data)), HeuristicResult()
+        return self._checked(MatmulAlgo.from_buffer_copy(bytes.fromhex(algorithm.data))) is not None
+
+    def algorithm_ids(self) -> list[int]:
+        """The algorithms for the product's types, whatever its shape."""
+        ids, found = (ctypes.c_int * REQUESTED_IDS)(), ctypes.c_int(0)
+        self._blas.lt.cublasLtMatmulAlgoGetIds(
+            self._blas.lt_handle, *self._types, REQUESTED_IDS, ids, ctypes.byref(found)
+        )
+        return list(ids[: found.value])
+
+    def capabilities(self, algorithm_id: int) -> Capabilities | None:
+        """What may be set of an algorithm; None where it is not for the product's types."""
         try:
-            self._blas.lt.cublasLtMatmulAlgoCheck(
-                *(self._blas.lt_handle, self._operation, self._b, self._a, self._c, self._c),
-                *(ctypes.byref(stored), ctypes.byref(result)),
-            )
+            algo = self._initial(algorithm_id)
+            caps = {cap: self._capability(algo, cap) for cap in AlgoCap}
         except CublasError:
-            return False
-        return bool(result.workspace_size <= self._blas.workspace_bytes)
+            return None
+        one = {cap: values[0] if values else 0 for cap, values in caps.items()}
+        splits, further = one[AlgoCap.SPLIT_K] != 0, (AlgoCap.REDUCTIONS, AlgoCap.SWIZZLE, AlgoCap.CUSTOM_OPTION_MAX)
+        return Capabilities(
+            algorithm_id, caps[AlgoCap.TILES], caps[AlgoCap.STAGES], splits, *(one[each] for each in further)
+        )
+
+    def configured(self, configuration: Configuration) -> Algorithm | None:
+        """The algorithm of a configuration; None where the library refuses it or it needs more workspace."""
+        try:
+            algo = self._initial(configuration.id)
+            for attribute in AlgoConfig:
+                value = getattr(configuration, attribute.name.lower())
+                if attribute is not AlgoConfig.ID and value:
+                    kind = ctypes.c_uint16 if attribute in _SHORT_ATTRIBUTES else ctypes.c_int32
+                    self._blas.lt.cublasLtMatmulAlgoConfigSetAttribute(
+                        ctypes.byref(algo), attribute, ctypes.byref(kind(value)), ctypes.sizeof(kind)
+                    )
+        except CublasError:
+            return None
+        result = self._checked(algo)
+        if result is None:
+            return None
+        result.algo = algo  # the check leaves it as it was
+        return self._algorithm(result)
 
     def launcher(self, algorithm: Algorithm) -> Launch:
         """cublasLtMatmul with this algorithm (paper listings 7 and 8)."""
@@ -335,6 +396,32 @@ class LtProduct:
         for matrix in (self._a, self._b, self._c):
             lt.cublasLtMatrixLayoutDestroy(matrix)
         lt.cublasLtMatmulDescDestroy(self._operation)
+
+    def _checked(self, algo: MatmulAlgo) -> HeuristicResult | None:
+        """What an algorithm needs, without the algorithm; None where it does not run here within the workspace."""
+        result = HeuristicResult()
+        try:
+            self._blas.lt.cublasLtMatmulAlgoCheck(
+                *(self._blas.lt_handle, self._operation, self._b, self._a, self._c, self._c),
+                *(ctypes.byref(algo), ctypes.byref(result)),
+            )
+        except CublasError:
+            return None
+        return result if result.workspace_size <= self._blas.workspace_bytes else None
+
+    def _initial(self, algorithm_id: int) -> MatmulAlgo:
+        algo = MatmulAlgo()
+        self._blas.lt.cublasLtMatmulAlgoInit(self._blas.lt_handle, *self._types, algorithm_id, ctypes.byref(algo))
+        return algo
+
+    def _capability(self, algo: MatmulAlgo, cap: AlgoCap) -> tuple[int, ...]:
+        """32-bit numbers: of tiles and stages as many as there are, of others one."""
+        get, written = self._blas.lt.cublasLtMatmulAlgoCapGetAttribute, ctypes.c_size_t()
+        get(ctypes.byref(algo), cap, None, 0, ctypes.byref(written))
+        values = (ctypes.c_int32 * (written.value // 4))()
+        if written.value:
+            get(ctypes.byref(algo), cap, values, ctypes.sizeof(values), ctypes.byref(written))
+        return tuple(values)
 
     def _matrix(self, rows: int, columns: int, leading: int) -> ctypes.c_void_p:
         """A column-major matrix of the product's type."""

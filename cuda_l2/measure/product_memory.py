@@ -19,6 +19,7 @@ from cuda_l2.machine.cuda.helpers import Helpers, Projection
 from cuda_l2.machine.fills import POISON_WORDS, POISONS
 from cuda_l2.machine.tensors import dtype_of, view, words
 from cuda_l2.measure.baselines._base import LibraryProduct, library_baselines
+from cuda_l2.measure.cublas import Launch
 from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.outputs import WrongOutput, require_own, require_precise, rounding_step
@@ -70,17 +71,32 @@ class ProductMemory(TimedMemory):
 
     @property
     def tuned(self) -> bool:  # type: ignore[override] # where libraries tune it is no constant
-        return self._libraries.is_tuned(self.gemm)
+        return self._libraries.is_tuned(self.gemm) and self._libraries.is_surveyed(self.gemm)
 
     def tune(self) -> None:
-        """Let cuBLASLt choose its best algorithms for both layouts of B."""
+        """Let cuBLASLt choose its best algorithms for both layouts of B, and search beyond them where asked for."""
         if self.tuned:
             return
         self._use_other_layout()
         self.refresh()
         b_nn, b_tn = (self.b(0, self._b_of(layout)) for layout in (Layout.NN, Layout.TN))
         pointers = (self.a(0), b_nn, b_tn, self.output(0))
-        self._libraries.tune(self.gemm, Buffers(*(tensor.data_ptr() for tensor in pointers)))
+        buffers = Buffers(*(tensor.data_ptr() for tensor in pointers))
+        self._libraries.tune(self.gemm, buffers)
+        self._libraries.survey(self.gemm, buffers, self._right)
+
+    def _right(self, layout: Layout, launch: Launch) -> bool:
+        """Whether a launch on the first place gives the product, in the precision of the task's class."""
+        b, stream = self._b_of(layout), self.stream
+        self.poisoning(0)()
+        address = self.b(0, b).data_ptr()
+        launch(stream.cuda_stream, self.a(0).data_ptr(), address, address, self.output(0).data_ptr())
+        stream.synchronize()
+        try:
+            self._check([self.output(0)], [0], False, b, self.gemm.accumulate)
+        except WrongOutput:
+            return False
+        return True
 
     def available(self) -> list[LibraryProduct]:
         return library_baselines(self._libraries, self.gemm)
@@ -276,7 +292,8 @@ def library_outputs(libraries: Libraries, gemm: Gemm, a: torch.Tensor, b: torch.
     b_nn, b_tn, outputs = b.contiguous(), b.t().contiguous(), []
     for baseline in library_baselines(libraries, gemm):
         skipped = baseline.tuned and not libraries.is_tuned(gemm)
-        if not baseline.compiled and not skipped:  # the compiler's kernels are not NVIDIA's
+        # the compiler's kernels are not NVIDIA's, and the heuristic knows why it leaves a configuration out
+        if not (baseline.compiled or baseline.surveyed or skipped):
             outputs.append(torch.empty(gemm.m, gemm.n, dtype=a.dtype, device=a.device))
             launch, stream = baseline.launcher(libraries, gemm), torch.cuda.current_stream().cuda_stream
             launch(stream, *(tensor.data_ptr() for tensor in (a, b_nn, b_tn, outputs[-1])))

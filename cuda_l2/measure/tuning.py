@@ -63,6 +63,13 @@ class Tuner:
             rounds = max(8, min(effort.max_rounds, int(FINALISTS_S * 1e6 / round_us)))
             return select(Sampler(take, self.rng), len(enqueues), replace(effort, max_rounds=rounds))
 
+    def quick(self, enqueue: Enqueue, launches: int) -> float:
+        """Microseconds of a launch, the lesser of two replays of back-to-back ones, or one long one: to rank many."""
+        with graphs(self.stream, [repeated(enqueue, launches)]) as (timed,):
+            first_us = timed.time() * 1e6
+            again = first_us < SHORT_US
+            return (min(first_us, timed.time(1) * 1e6) if again else first_us) / launches
+
     def as_the_paper(self, gemm: Gemm, launches_on: Callable[[Buffers], Sequence[Enqueue]]) -> Selection:
         """Single launches behind an untimed one, fresh random operands every round, all in random order.
 

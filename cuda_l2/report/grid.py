@@ -25,6 +25,8 @@ OURS = "ours"
 KEPT = f"what was measured is kept in {RESULTS}"
 ALGORITHM = ("id", "tile", "stages", "split_k", "reduction", "workspace_bytes", "regret")
 """What a row holds of a cuBLASLt algorithm."""
+SEARCHED = ("cluster", "custom_option", "swizzle", "inner_shape", "returned", "tried", "valid", "wrong")
+"""What it holds further of one that a search among configurations found."""
 CONDITIONS = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "clock_spread_of_arms", "drifted")
 
 
@@ -115,7 +117,8 @@ def _arm(arm: Arm, name: str) -> Row:
 
 def _described(prefix: str, described: dict[str, Any]) -> Row:
     """What a baseline ran: cuBLASLt's algorithm, the kernels."""
-    row = {f"{prefix}{name}": cell(described[name]) for name in ALGORITHM if name in described}
+    names = (*ALGORITHM, *SEARCHED) if "tried" in described else ALGORITHM
+    row = {f"{prefix}{name}": cell(described[name]) for name in names if name in described}
     if "kernels" in described:
         row[f"{prefix}kernels"] = " + ".join(described["kernels"])
     return row

@@ -9,7 +9,7 @@ from cuda_l2.measure.baselines import cublas, cublaslt_autotuned, cublaslt_heuri
 from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
-from cuda_l2.report import library
+from cuda_l2.report import brute, library
 from cuda_l2.report.arms import arms_of, drift_lines, fastest, same_layout, speedup_cells
 from cuda_l2.runs.grid import bucket, bucket_name
 from cuda_l2.runs.results import MEASURED, Measurement
@@ -72,7 +72,7 @@ def cases(measurements: Iterable[Measurement]) -> list[Case]:
 def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     of_library = library.lines(protocol, measurements)
     if of_library:
-        return [*of_library, *_failures(protocol, measurements)]
+        return [*of_library, *brute.lines(protocol, measurements), *_failures(protocol, measurements)]
     found = cases(measurements)
     timings = [pair for case in found for pair in case.values()]
     lines = []
@@ -86,6 +86,7 @@ def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[
         lines += _by_bucket(pairs)
     lines += _by_class(protocol, against_ours)
     lines += _strengths(protocol, timings)
+    lines += brute.lines(protocol, measurements)
     strongest: Counter[str] = Counter()
     for gemm, timing in timings:
         arms = arms_of(timing)

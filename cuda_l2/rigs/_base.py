@@ -11,7 +11,7 @@ from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Limits
 from cuda_l2.measure.tuned import ADAPTIVE, TUNINGS
-from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
+from cuda_l2.records import Build, Candidate, Gemm, Interval, Layout, Task, Timing, Verdict
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.turns import ALONE
@@ -28,11 +28,18 @@ class Request:
     retune: bool = False  # algorithms that earlier runs chose are chosen anew
     tuning: str = ADAPTIVE  # how they are timed: one of TUNINGS
     choices: Path | None = None  # file of chosen algorithms, used where it has them; it may not be there yet
+    brute_s: float = 0.0  # seconds to search among cuBLASLt's configurations, a shape and layout; 0 for no search
     turns: Path | None = None  # folder of the files by which processes that judge on one GPU take turns
 
     def __post_init__(self) -> None:
         if self.tuning not in TUNINGS:
             raise UserError(f"there is no way of tuning {self.tuning!r}; choose from {', '.join(TUNINGS)}")
+
+    @property
+    def surveys(self) -> dict[Layout, float]:
+        """Seconds of search among cuBLASLt's configurations by the layout of B."""
+        wanted = [each.layout for each in self.baselines if each.surveyed and each.layout and self.brute_s]
+        return dict.fromkeys(wanted, self.brute_s)
 
     def reported(self, available: Sequence[B], protocol: str = "") -> list[B]:
         """The baselines that a report times, of those that are available; UserError where none is left."""

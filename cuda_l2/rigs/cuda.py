@@ -111,7 +111,13 @@ class CudaRig(Rig):
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
             self.libraries = stack.enter_context(
-                Libraries(request.tuning, retunes=request.retune, choices=request.choices, keeps=tunes)
+                Libraries(
+                    request.tuning,
+                    retunes=request.retune,
+                    choices=request.choices,
+                    keeps=tunes,
+                    surveys=request.surveys,
+                )
             )
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)

@@ -64,6 +64,9 @@ class SweepSettings:
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
     choices: Annotated[Path | None, GPU_LIBRARIES] = None
     """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, added to when the run ends."""
+    brute: Annotated[str | None, GPU_LIBRARIES] = None
+    """Time of a search beyond the algorithms that cuBLASLt's heuristic returns, a shape and layout of B of a grid, as
+    in 3s: the fastest configuration found is one more baseline, cuBLASLt-brute."""
     part: Annotated[str, GRID] = "1/1"
     """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
     workers: Annotated[str, GRID] = ""
@@ -122,12 +125,18 @@ class SweepSettings:
         from cuda_l2.rigs import Request  # noqa: PLC0415 - options must be read in no time
 
         known = product_baselines(chosen(self.target))
-        wanted = [each for each in beginning(listed(self.arms), known) if self.compile or not each.compiled]
+        brute_s = seconds(self.brute) if self.brute else 0.0
+        left_out = [each for each in known if (each.compiled and not self.compile) or (each.surveyed and not brute_s)]
+        wanted = [each for each in beginning(listed(self.arms), known) if each not in left_out]
         if not wanted:
             raise UserError(f"no baseline is left to time: choose from {', '.join(each.name for each in known)}")
+        if brute_s and not any(each.surveyed for each in wanted):
+            raise UserError(
+                "--brute searches cuBLASLt's configurations: it needs an NVIDIA GPU, and arms that begin so"
+            )
         # a library's kernels meet all baselines once
         in_full = (OFFLINE.name,) if self.library and not self.arms else ()
-        return Request(tuple(wanted), in_full, self.retune, self.tuning, self.choices)
+        return Request(tuple(wanted), in_full, self.retune, self.tuning, self.choices, brute_s=brute_s)
 
 
 @dataclass(frozen=True)

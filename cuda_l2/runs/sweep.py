@@ -91,6 +91,8 @@ class Sweep(Closing):
         }
         if settings.tuning != ADAPTIVE:  # files made before there was a choice have none
             fixed["tuning"] = settings.tuning
+        if settings.brute:
+            fixed["brute"] = settings.brute
         if self._library:
             fixed |= self._library.described()
         elif not settings.baselines_only:

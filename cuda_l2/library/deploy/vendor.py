@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from cuda_l2.library.deploy.entries import TUNED, packed_algorithm
 from cuda_l2.library.deploy.native import native
 from cuda_l2.measure import cublas
-from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
+from cuda_l2.measure.cublas import ROUNDED, Algorithm, Cublas, CublasError, LtProduct
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.system.errors import UserError
 
@@ -21,8 +21,6 @@ WORKSPACE_BYTES = 256 << 20
 """Most that an algorithm may ask for, as in the other comparisons with cuBLASLt."""
 ALIGNMENT = 16
 """Bytes to which the op asks that addresses are aligned."""
-ROUNDED = ("in place", "output type")
-"""Reductions of a split K that round each part of a sum to fp16 or bf16."""
 
 
 def candidates(gemm: Gemm, device: int, *, rounded: bool) -> list[Candidate]:

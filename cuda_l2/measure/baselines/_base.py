@@ -36,6 +36,7 @@ class Baseline:
     accumulate: Accumulate | None = None  # the class in which it sums; the task's own where there is none
     tuned: bool = False  # it chooses an algorithm by timing several
     compiled: bool = False  # torch.compile makes it, which takes seconds
+    surveyed: bool = False  # a search among configurations makes it, which takes seconds and must be asked for
 
     of: ClassVar[Any] = Task
     """The kind of task that it computes."""

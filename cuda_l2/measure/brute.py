@@ -1,0 +1,159 @@
+"""A search among all configurations of cuBLASLt's algorithms within a time: the library without its heuristic.
+
+What the heuristic returned comes first. Then neighbours of the fastest so far and random draws take turns; what the
+library accepts is checked and timed once or twice. The fastest few and the heuristic's best are then timed in
+interleaved rounds, as autotuning does. No algorithm that rounds parts of sums to the output's type takes part.
+"""
+
+import itertools
+import math
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cuda_l2.measure.clock import CLOCK, Clock
+from cuda_l2.measure.configurations import Configuration, Space
+from cuda_l2.measure.cublas import ROUNDED, Algorithm, CublasError, Launch, LtProduct
+from cuda_l2.measure.launches import Buffers, on
+from cuda_l2.measure.tuned import TunedLayout
+from cuda_l2.measure.tuning import REHEAT_S, Tuner
+
+FINALISTS = 8
+"""The fastest so far: their neighbours are tried. The last of them are timed in rounds with the heuristic's best."""
+MOST_STALE = 5000
+"""A search ends after so many proposals in a row that were tried before."""
+QUICK_US, QUICK_LAUNCHES = 100.0, 16
+"""Device time of a quick sample, and how many launches it may have."""
+SEED = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What a search among configurations found for one product and layout."""
+
+    algorithm: Algorithm
+    us: float  # in the finalists' rounds
+    regret: float  # how much faster another finalist may be; see `selection`
+    returned: bool  # whether the heuristic returns this algorithm too
+    tried: int  # configurations that the library was asked about
+    valid: int  # of these it accepted
+    wrong: int  # of these failed to launch or gave wrong results
+    seconds: float
+
+
+@dataclass
+class Found:
+    """What a survey has tried so far."""
+
+    times_us: dict[str, float] = field(default_factory=dict)  # of right ones, by descriptor
+    ranked: list[tuple[float, int, Algorithm]] = field(default_factory=list)  # the fastest first
+    tried: set[Configuration] = field(default_factory=set)
+    valid: int = 0
+    wrong: int = 0
+
+
+def survey(
+    space: Space,
+    seeds: Sequence[Algorithm],
+    check: Callable[[Configuration], Algorithm | None],
+    time_us: Callable[[Algorithm], float],
+    within_s: float,
+    rng: np.random.Generator,
+    clock: Clock = CLOCK,
+) -> Found:
+    """Try the seeds, then other configurations until the time is over or nothing new comes.
+
+    check: the algorithm of a configuration, None where the library refuses it. time_us: of one launch, infinite where
+    its result is wrong.
+    """
+    found, began = Found(), clock.now()
+
+    def take(algorithm: Algorithm) -> None:
+        if algorithm.data in found.times_us:
+            return
+        found.valid += 1
+        us = found.times_us[algorithm.data] = time_us(algorithm)
+        if math.isfinite(us):
+            insort(found.ranked, (us, found.valid, algorithm))
+        else:
+            found.wrong += 1
+
+    for algorithm in seeds:
+        found.tried.add(algorithm.configuration)
+        take(algorithm)
+    stale = 0
+    for configuration in _proposals(space, [each.id for each in seeds], found, rng):
+        if clock.now() - began >= within_s or stale > MOST_STALE:
+            break
+        stale += 1
+        if configuration in found.tried:
+            continue
+        stale = 0
+        found.tried.add(configuration)
+        made = check(configuration)
+        if made and made.reduction not in ROUNDED:
+            take(made)
+    return found
+
+
+def search(
+    product: LtProduct,
+    k: int,
+    tuned: TunedLayout,
+    tuner: Tuner,
+    buffers: Buffers,
+    right: Callable[[Launch], bool],
+    within_s: float,
+) -> Surveyed | None:
+    """The fastest right configuration of a product; None where all that were tried fail.
+
+    tuned: what autotuning found. right: launches once and says whether C is the product. Overwrites C.
+    """
+    began = CLOCK.now()
+    order = sorted(range(len(tuned.algorithms)), key=lambda number: (number != tuned.chosen, tuned.times_us[number]))
+    seeds = [tuned.algorithms[number] for number in order if tuned.algorithms[number].reduction not in ROUNDED]
+    launches = max(1, min(QUICK_LAUNCHES, round(QUICK_US / tuned.times_us[tuned.chosen])))
+
+    def time_us(algorithm: Algorithm) -> float:
+        launch = product.launcher(algorithm)
+        try:
+            if not right(launch):
+                return math.inf
+            return tuner.quick(on(launch, buffers), launches)
+        except CublasError:  # the library's check promises less than it says
+            return math.inf
+
+    known = [product.capabilities(each) for each in product.algorithm_ids()]
+    space, rng = Space([each for each in known if each], k), np.random.default_rng(SEED)
+    found = survey(space, seeds, product.configured, time_us, within_s, rng)
+    best = [algorithm for *_, algorithm in found.ranked[:FINALISTS]]
+    if seeds and seeds[0] not in best and math.isfinite(found.times_us[seeds[0].data]):
+        best.append(seeds[0])
+    if not best:
+        return None
+    final = tuner.by_replays([on(product.launcher(each), buffers) for each in best], REHEAT_S)
+    chosen = best[final.chosen]
+    returned = any(each.data == chosen.data for each in tuned.algorithms)
+    counts = len(found.tried), found.valid, found.wrong
+    return Surveyed(chosen, final.times_us[final.chosen], final.regret, returned, *counts, CLOCK.now() - began)
+
+
+def _proposals(space: Space, ids: Sequence[int], found: Found, rng: np.random.Generator) -> Iterator[Configuration]:
+    """Neighbours of one of the fastest, then a draw: by turns of the heuristic's algorithms and of all."""
+    queues: dict[str, list[Configuration]] = {}
+    everything = space.ids
+    favoured = [each for each in dict.fromkeys(ids) if each in everything] or everything
+    for turn in itertools.count():
+        if not everything:
+            return
+        leaders = found.ranked[:FINALISTS]
+        if leaders:
+            algorithm = leaders[int(rng.integers(len(leaders)))][2]
+            if algorithm.data not in queues:
+                near = list(space.neighbours(algorithm.configuration))
+                queues[algorithm.data] = [near[int(index)] for index in rng.permutation(len(near))]
+            if queues[algorithm.data]:
+                yield queues[algorithm.data].pop()
+        yield space.draw(everything if turn % 2 else favoured, rng)

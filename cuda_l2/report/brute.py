@@ -1,0 +1,137 @@
+"""cuBLASLt beyond its heuristic's list, as a control: how much faster a search among all configurations makes it."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuda_l2.measure.baselines import cublaslt_autotuned, cublaslt_brute
+from cuda_l2.measure.rounds import CANDIDATE
+from cuda_l2.records import Gemm, Interval, Layout, Timing
+from cuda_l2.report.arms import arms_of
+from cuda_l2.runs.results import Measurement
+from cuda_l2.system.files import markdown_table
+from cuda_l2.system.text import counted
+
+ATTRIBUTES = {
+    "id": "id",
+    "tile": "tile",
+    "stages": "stages",
+    "split_k": "splits",
+    "cluster": "cluster",
+    "custom_option": "option",
+    "swizzle": "swizzle",
+    "inner_shape": "inner",
+}
+"""What the summary says of an algorithm, by the library's own numbers, and how."""
+HEAD = (
+    *("shape", "B", "autotuned, us", "brute, us", "autotuned / brute [95 %]", "ours, us", "brute / ours [95 %]"),
+    *("found", "tried / valid / wrong"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One shape and layout of B."""
+
+    gemm: Gemm
+    layout: Layout
+    autotuned_us: float
+    brute_us: float
+    ratio: Interval  # t_autotuned / t_brute
+    found: Mapping[str, Any]  # what was searched and found
+    ours_us: float | None = None  # of the fastest plain launch in this layout
+    over_ours: Interval | None = None  # t_brute / t_ours
+
+
+def controls(measurements: Sequence[Measurement]) -> Iterator[Control]:
+    """Every layout in which a shape's timing has both the autotuned and the searched algorithm."""
+    for measurement in measurements:
+        timing = measurement.timing
+        if not timing or not timing.candidate:
+            continue
+        arms = arms_of(timing)
+        for layout in Layout:
+            brute, autotuned = (f"{kind} {layout.name}" for kind in (cublaslt_brute.KIND, cublaslt_autotuned.KIND))
+            if brute in arms and autotuned in arms:
+                yield Control(
+                    measurement.gemm,
+                    layout,
+                    arms[autotuned].latency_us.estimate,
+                    arms[brute].latency_us.estimate,
+                    _quotient(_over_subject(timing, autotuned), _over_subject(timing, brute)),
+                    measurement.arms.get(brute, {}),
+                    *_ours(measurement, layout, brute),
+                )
+
+
+def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
+    """Markdown: a row a shape and layout, then geometric means; empty where nothing was searched."""
+    found = sorted(controls(measurements), key=lambda each: (each.gemm.flops, each.gemm, each.layout))
+    if not found:
+        return []
+    rows = [
+        (
+            *(str(each.gemm.any_layout), each.layout.upper(), f"{each.autotuned_us:.2f}", f"{each.brute_us:.2f}"),
+            _text(each.ratio),
+            f"{each.ours_us:.2f}" if each.ours_us else "",
+            _text(each.over_ours) if each.over_ours else "",
+            " ".join(f"{word} {each.found[name]}" for name, word in ATTRIBUTES.items() if each.found.get(name)),
+            " / ".join(str(each.found.get(name, "")) for name in ("tried", "valid", "wrong")),
+        )
+        for each in found
+    ]
+    title = f"## {protocol}: cuBLASLt searched beyond its heuristic's list, against autotuned"
+    ratios = [each.ratio for each in found]
+    listed = sum(bool(each.found.get("returned")) for each in found)
+    said = (
+        f"Autotuned over brute, {counted(len(found), 'product')}: geometric mean"
+        f" {statistics.geometric_mean(ratio.estimate for ratio in ratios):.4f};"
+        f" interval above 1 in {sum(ratio.low > 1 for ratio in ratios)}, below 1 in"
+        f" {sum(ratio.high < 1 for ratio in ratios)}; the heuristic's list has the one found in {listed}."
+    )
+    pairs = [(each.over_ours.estimate, each.ratio.estimate) for each in found if each.over_ours]
+    if pairs:
+        over_brute, over_tuned = (
+            statistics.geometric_mean(values)
+            for values in ([ours for ours, _ in pairs], [ours * ratio for ours, ratio in pairs])
+        )
+        said += (
+            f" Ours, plain, in {counted(len(pairs), 'product')}: {over_brute:.4f} times as fast as brute,"
+            f" {over_tuned:.4f} times as fast as autotuned."
+        )
+    return [title, "", *markdown_table(HEAD, rows), "", said, ""]
+
+
+def _ours(measurement: Measurement, layout: Layout, brute: str) -> tuple[float | None, Interval | None]:
+    """Time of our fastest plain launch that reads B so, and brute's time over it."""
+    plain = [each for each in measurement.kernels if each.layout is layout and not each.dependent]
+    if plain:
+        best = min(plain, key=lambda each: each.latency_us.estimate)
+        return best.latency_us.estimate, dict(best.speedups).get(brute)
+    timing = measurement.timing
+    if measurement.kernels or measurement.gemm.layout is not layout or not timing or not timing.candidate:
+        return None, None
+    if timing.candidate.name != CANDIDATE:
+        return None, None
+    return timing.candidate.latency_us.estimate, dict(timing.speedups).get(brute)
+
+
+def _over_subject(timing: Timing, arm: str) -> Interval:
+    """A baseline's time over that of the arm that the ratios of a timing are taken over."""
+    return dict(timing.speedups).get(arm, Interval(1.0, 1.0, 1.0))
+
+
+def _quotient(above: Interval, below: Interval) -> Interval:
+    """Of two ratios to one arm: exact where that arm is one of the two, else wider than from pairs."""
+    estimate = above.estimate / below.estimate
+    if not all(math.isfinite(each.low) and each.low > 0 for each in (above, below)):
+        return Interval(estimate, -math.inf, math.inf)
+    return Interval(estimate, above.low / below.high, above.high / below.low)
+
+
+def _text(ratio: Interval) -> str:
+    if math.isinf(ratio.low):
+        return f"{ratio.estimate:.3f}"
+    return f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -1,0 +1,380 @@
+"""The search among cuBLASLt's configurations: numbers of its header, its space, the order of tries, what is reported."""
+
+import os
+import re
+import subprocess
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clocks import ticking
+
+from cuda_l2.measure import configurations, cublas
+from cuda_l2.measure.baselines._base import all_baselines, beginning, named, product_baselines
+from cuda_l2.measure.baselines.cublaslt_brute import KIND
+from cuda_l2.measure.brute import FINALISTS, Found, survey
+from cuda_l2.measure.configurations import (
+    COMPUTE_TYPE,
+    LEAST_K,
+    LIBRARYS_SPLIT,
+    Capabilities,
+    Configuration,
+    Space,
+)
+from cuda_l2.measure.cublas import AlgoCap, AlgoConfig, Algorithm, Cublas, LtProduct
+from cuda_l2.measure.protocols import brief
+from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing, TimingStatus
+from cuda_l2.report import brute, grid, grid_summary
+from cuda_l2.report.arms import arms_of
+from cuda_l2.rigs import Request, open_rig
+from cuda_l2.runs import settings
+from cuda_l2.runs.grid import chosen, log2_mnk, read_grid, sample
+from cuda_l2.runs.results import Measurement
+from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.settings import SweepSettings
+from cuda_l2.system.errors import UserError
+
+SHAPES = Path(__file__).parents[1] / "results" / "brute" / "shapes.txt"
+LARGE = Capabilities(66, tuple(range(7, 40)), (35,), True, 7, 1, 7)
+SMALL = Capabilities(7, (), (), False, 0, 0, 0)
+
+
+def header() -> Path | None:
+    """cublasLt.h beside torch's libraries or of an installed toolkit."""
+    roots = [Path(sysconfig.get_path("purelib")) / "nvidia"]
+    roots += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    roots.append(Path("/usr/local/cuda"))
+    return next((path for root in roots if root.is_dir() for path in root.rglob("cublasLt.h")), None)
+
+
+def test_numbers_are_those_of_the_librarys_header() -> None:
+    path = header()
+    if not path:
+        pytest.skip("no cublasLt.h here: install a CUDA toolkit, or set CUDA_HOME")
+    found = re.findall(r"(CUBLASLT_\w+) = (0x[0-9a-f]+|\d+),", path.read_text())
+    numbers = {name: int(value, 0) for name, value in found}
+    config = {
+        AlgoConfig.ID: "ID",
+        AlgoConfig.TILE: "TILE_ID",
+        AlgoConfig.SPLIT_K: "SPLITK_NUM",
+        AlgoConfig.REDUCTION: "REDUCTION_SCHEME",
+        AlgoConfig.SWIZZLE: "CTA_SWIZZLING",
+        AlgoConfig.CUSTOM_OPTION: "CUSTOM_OPTION",
+        AlgoConfig.STAGES: "STAGES_ID",
+        AlgoConfig.INNER_SHAPE: "INNER_SHAPE_ID",
+        AlgoConfig.CLUSTER: "CLUSTER_SHAPE_ID",
+    }
+    assert {each: numbers[f"CUBLASLT_ALGO_CONFIG_{name}"] for each, name in config.items()} == {
+        each: int(each) for each in AlgoConfig
+    }
+    caps = {
+        AlgoCap.SPLIT_K: "SPLITK_SUPPORT",
+        AlgoCap.REDUCTIONS: "REDUCTION_SCHEME_MASK",
+        AlgoCap.SWIZZLE: "CTA_SWIZZLING_SUPPORT",
+        AlgoCap.TILES: "TILE_IDS",
+        AlgoCap.CUSTOM_OPTION_MAX: "CUSTOM_OPTION_MAX",
+        AlgoCap.STAGES: "STAGES_IDS",
+    }
+    assert {each: numbers[f"CUBLASLT_ALGO_CAP_{name}"] for each, name in caps.items()} == {
+        each: int(each) for each in AlgoCap
+    }
+    schemes = {"NONE": "none", "INPLACE": "in place", "COMPUTE_TYPE": "compute type", "OUTPUT_TYPE": "output type"}
+    assert {numbers[f"CUBLASLT_REDUCTION_SCHEME_{name}"]: said for name, said in schemes.items()} == cublas.REDUCTIONS
+    clusters = {value for name, value in numbers.items() if name.startswith("CUBLASLT_CLUSTER_SHAPE_")}
+    assert clusters == set(configurations.CLUSTERS)
+    inner = {value for name, value in numbers.items() if name.startswith("CUBLASLT_MATMUL_INNER_SHAPE_")}
+    assert inner == set(configurations.INNER_SHAPES)
+
+
+# the space
+
+
+def test_no_configuration_rounds_parts_of_sums() -> None:
+    space, rng = Space([LARGE, SMALL], 4096), np.random.default_rng(0)
+    drawn = [space.draw(space.ids, rng) for _ in range(2000)]
+    drawn += space.neighbours(Configuration(66, 20, 35))
+    assert {(each.split_k > 1 or each.split_k < 0, each.reduction) for each in drawn} == {
+        (False, configurations.NO_REDUCTION),
+        (True, COMPUTE_TYPE),
+    }
+
+
+def test_an_algorithm_that_reduces_in_the_output_type_alone_is_not_split() -> None:
+    space = Space([replace(LARGE, reductions=5)], 4096)
+    assert {each.split_k for each in space.neighbours(Configuration(66, 20, 35))} == {1}
+
+
+def test_parts_of_a_split_have_some_k() -> None:
+    splits = {each.split_k for each in Space([LARGE], 4 * LEAST_K).neighbours(Configuration(66, 20, 35))}
+    assert splits == {1, 2, 3, 4, LIBRARYS_SPLIT}
+
+
+def test_neighbours_differ_in_one_attribute_and_are_all_there() -> None:
+    space, middle = Space([LARGE], 64), Configuration(66, 20, 35, cluster=5)
+    near = list(space.neighbours(middle))
+    fields = {
+        tuple(name for name in Configuration.__slots__ if getattr(each, name) != getattr(middle, name)) for each in near
+    }
+    assert fields == {
+        *(("tile",), ("swizzle",), ("custom_option",), ("inner_shape",), ("cluster",), ("split_k", "reduction"))
+    }
+    # tiles, splits, swizzle, custom options, inner shapes, clusters
+    assert len(near) == len(set(near)) == 32 + 1 + 1 + 7 + 4 + 50
+    assert space.size() == 33 * 2 * 2 * 8 * 5 * 51
+
+
+def test_draws_are_repeated_by_their_seed_and_reach_every_value() -> None:
+    space = Space([LARGE, SMALL], 64)
+    first, second = ([space.draw(space.ids, rng) for _ in range(3000)] for rng in map(np.random.default_rng, (3, 3)))
+    assert first == second
+    for name, values in (("tile", {0, *LARGE.tiles}), ("cluster", set(configurations.CLUSTERS))):
+        assert {getattr(each, name) for each in first} == values
+
+
+# through the library's calls
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory):
+    """fp16 and bf16 products on a library that says what it may be asked."""
+    path = tmp_path_factory.mktemp("fake") / "libcublasLt.so"
+    source = Path(__file__).with_name("fake_cublaslt_configurations.c")
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", path, source], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cublas, "file_name", lambda library: str(path))
+        cublas.libraries.cache_clear()
+        blas = Cublas(0, 256 << 20)
+        yield lambda text: LtProduct(blas, Gemm.parse(text), Gemm.parse(text).layout)
+        blas.close()
+    cublas.libraries.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        ("64x64x64", [68, 0, 2, 2, 2, 2]),
+        ("64x64x64:tn:bf16", [68, 0, 14, 14, 14, 14]),
+        ("64x64x64:fp16", [64, 2, 2, 2, 2, 2]),
+    ],
+)
+def test_algorithms_are_asked_for_by_the_products_types(product, text, types) -> None:
+    made = product(text)
+    assert made.algorithm_ids() == [66, 7, 9]
+    assert list((cublas.ctypes.c_int * 6).in_dll(cublas.libraries()[1], "types")) == types
+
+
+def test_capabilities_are_read(product) -> None:
+    made = product("64x64x64")
+    assert made.capabilities(66) == Capabilities(66, (20, 24, 31), (35,), True, 7, 1, 3)
+    assert made.capabilities(7) == SMALL
+    assert made.capabilities(9) is None
+
+
+def test_what_is_set_is_what_the_algorithm_has(product) -> None:
+    asked = Configuration(66, 24, 35, 4, COMPUTE_TYPE, 1, 3, 0, 5)
+    made = product("64x64x1024").configured(asked)
+    assert made and made.configuration == asked
+    assert (made.reduction, made.workspace_bytes) == ("compute type", 4096)
+    stream_k = replace(asked, split_k=LIBRARYS_SPLIT)
+    again = product("64x64x1024").configured(stream_k)
+    assert again and again.configuration == stream_k
+
+
+@pytest.mark.parametrize("change", [{"cluster": 4}, {"inner_shape": 1}, {"reduction": 0}, {"split_k": 8}, {"id": 9}])
+def test_what_the_library_refuses_or_has_no_workspace_for_is_none(product, change) -> None:
+    asked = Configuration(66, 24, 35, 4, COMPUTE_TYPE, cluster=5)
+    assert product("64x64x1024").configured(asked)
+    assert product("64x64x1024").configured(replace(asked, **change)) is None
+
+
+# the order of tries
+
+
+def algorithm(configuration: Configuration, **changes: object) -> Algorithm:
+    """One whose descriptor says its configuration."""
+    asked = configuration
+    data = repr(configuration).encode()
+    values = {name: getattr(asked, name) for name in Configuration.__slots__} | {
+        "reduction": cublas.REDUCTIONS[asked.reduction],
+        "data": (data.hex() + "00" * 64)[-2 * 64 :]
+        if len(data) < 64
+        else np.random.default_rng(list(data)).bytes(64).hex(),
+        "workspace_bytes": 0,
+        "waves": 1.0,
+    }
+    return Algorithm(**values | changes)
+
+
+def cost(found: Algorithm) -> float:
+    """Microseconds: the least at tile 31, cluster 9, custom option 6."""
+    return 10.0 + abs(found.tile - 31) + (found.cluster != 9) + abs(found.custom_option - 6)
+
+
+SEEDS = [algorithm(Configuration(66, 20, 35, cluster=5)), algorithm(Configuration(66, 12, 35, cluster=3))]
+
+
+def run(within_s: float = 1.0, *, check=algorithm, time_us=cost, seeds=SEEDS, space=None) -> Found:
+    space = space or Space([LARGE, SMALL], 64)
+    return survey(space, seeds, check, time_us, within_s, np.random.default_rng(0), ticking())
+
+
+def test_the_best_of_a_large_space_is_found_in_few_tries() -> None:
+    found = run()
+    us, _, best = found.ranked[0]
+    assert (us, best.tile, best.cluster, best.custom_option) == (10.0, 31, 9, 6)
+    assert len(found.tried) < 0.05 * Space([LARGE, SMALL], 64).size()
+
+
+def test_what_the_heuristic_returned_comes_first_however_short_the_time() -> None:
+    timed: list[Algorithm] = []
+
+    def time_us(found: Algorithm) -> float:
+        timed.append(found)
+        return cost(found)
+
+    found = run(1e-9, time_us=time_us)
+    assert timed == SEEDS and found.valid == len(found.tried) == 2
+
+
+def test_the_time_is_kept() -> None:
+    short, long = run(0.05), run(0.5)
+    assert len(short.tried) < len(long.tried) < 600
+
+
+def test_wrong_and_refused_configurations_are_counted_and_never_lead() -> None:
+    def time_us(found: Algorithm) -> float:
+        return float("inf") if found.tile == 31 else cost(found)
+
+    found = run(check=lambda asked: None if asked.cluster == 9 else algorithm(asked), time_us=time_us)
+    assert found.wrong and found.wrong + len(found.ranked) == found.valid < len(found.tried)
+    assert not [each for *_, each in found.ranked if each.tile == 31 or each.cluster == 9]
+    assert found.ranked == sorted(found.ranked, key=lambda each: each[:2])
+
+
+def test_what_rounds_parts_of_sums_is_not_even_timed() -> None:
+    found = run(check=lambda asked: algorithm(asked, reduction="output type"), seeds=SEEDS[:1])
+    assert found.valid == 1 and len(found.tried) > 100
+
+
+def test_a_small_space_is_tried_to_its_end() -> None:
+    space = Space([SMALL], 64)
+    found = run(1e9, seeds=[], space=space, time_us=lambda each: 1.0 + each.cluster)
+    assert len(found.tried) == space.size() == len(found.ranked)
+    assert len(found.ranked[:FINALISTS]) == FINALISTS
+
+
+def test_a_library_without_algorithms_ends_at_once() -> None:
+    assert run(1e9, seeds=[], space=Space([], 64)).tried == set()
+
+
+# options, and what is reported
+
+
+def test_the_control_is_timed_only_where_it_is_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr(settings, "chosen", lambda target: "cuda")
+    request = SweepSettings(grid="64x64x64").request()
+    assert not request.surveys and not [each for each in request.baselines if each.surveyed]
+    request = SweepSettings(grid="64x64x64", brute="3s").request()
+    assert request.surveys == {Layout.NN: 3.0, Layout.TN: 3.0}
+    request = SweepSettings(grid="64x64x64", brute="2s", arms=f"{KIND} TN,cuBLASLt-AutoTuning").request()
+    assert request.surveys == {Layout.TN: 2.0}
+    with pytest.raises(UserError, match="arms that begin so"):
+        SweepSettings(grid="64x64x64", brute="2s", arms="cuBLAS NN").request()
+
+
+def test_without_a_gpu_the_option_says_so() -> None:
+    with pytest.raises(UserError, match="needs an NVIDIA GPU"):
+        SweepSettings(grid="64x64x64", brute="3s", target="cpu").request()
+    with pytest.raises(UserError, match="positive time"):
+        SweepSettings(grid="64x64x64", brute="soon", target="cpu").request()
+
+
+def test_nothing_is_ready_that_was_not_searched() -> None:
+    class Libraries:
+        def surveyed(self, gemm: Gemm, layout: Layout) -> None:
+            return None
+
+    for baseline in all_baselines().values():
+        if baseline.surveyed:
+            assert not baseline.ready(Libraries(), Gemm(64, 64, 64))
+    assert [each.name for each in product_baselines("cuda") if each.surveyed] == [f"{KIND} NN", f"{KIND} TN"]
+
+
+def measurement(ours: bool, gemm: Gemm = Gemm(1024, 1024, 1024)) -> Measurement:
+    """Autotuned 10 us, brute 9 us, and ours 8 us where it is there."""
+
+    def arm(name: str, us: float) -> Arm:
+        return Arm(name, Interval(us, us * 0.99, us * 1.01), 11, 100)
+
+    autotuned, found = arm("cuBLASLt-AutoTuning NN", 10.0), arm("cuBLASLt-brute NN", 9.0)
+    subject, us = (arm("candidate", 8.0), 8.0) if ours else (autotuned, 10.0)
+    others = (autotuned, found) if ours else (found,)
+    speedups = tuple(
+        (each.name, Interval(value, value * 0.995, value * 1.005))
+        for each in others
+        for value in (each.latency_us.estimate / us,)
+    )
+    timing = Timing(
+        TimingStatus.MEASURED,
+        "offline",
+        candidate=subject,
+        baselines=others,
+        reference=others[0].name,
+        speedup=speedups[0][1],
+        speedups=speedups,
+    )
+    facts = {"id": 66, "tile": 31, "stages": 35, "split_k": 1, "cluster": 9, "custom_option": 6, "regret": 0.0}
+    counts = {"tried": 900, "valid": 80, "wrong": 2, "returned": False}
+    return Measurement(gemm, "offline", "measured", timing=timing, arms={found.name: facts | counts})
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_the_control_is_compared_with_autotuned(ours) -> None:
+    (found,) = brute.controls([measurement(ours)])
+    assert found.ratio.estimate == pytest.approx(10 / 9)
+    assert 1.1 < found.ratio.low < found.ratio.estimate < found.ratio.high < 1.13
+    assert (found.ours_us, found.over_ours and found.over_ours.estimate) == ((8.0, 9 / 8) if ours else (None, None))
+
+
+def test_the_summary_tells_ratio_algorithm_and_means() -> None:
+    text = "\n".join(brute.lines("offline", [measurement(True), measurement(True, Gemm(512, 512, 512))]))
+    assert "| 512x512x512 | NN | 10.00 | 9.00 | 1.111 [1.100, 1.122] | 8.00 | 1.125 [1.119, 1.131] |" in text
+    assert "id 66 tile 31 stages 35 splits 1 cluster 9 option 6 | 900 / 80 / 2" in text
+    assert "2 products: geometric mean 1.1111; interval above 1 in 2, below 1 in 0" in text
+    assert "1.1250 times as fast as brute, 1.2500 times as fast as autotuned" in text
+    plain = replace(measurement(True), timing=None, status="failed", reason="no memory")
+    assert brute.lines("offline", [plain]) == []
+
+
+def test_tables_and_summary_have_the_control() -> None:
+    about = Header("a GPU", {"torch": "2"}, {}, "2026-01-01T00:00:00+00:00")
+    (row,) = grid.rows(about, [measurement(False)])
+    columns = {name.removeprefix("cublaslt_brute_nn_"): value for name, value in row.items()}
+    assert (columns["us"], columns["cluster"], columns["custom_option"], columns["tried"]) == (9.0, 9, 6, 900)
+    assert "searched beyond its heuristic's list" in grid_summary.summary(about, [measurement(False)])
+
+
+def test_the_shapes_are_those_that_the_seed_draws() -> None:
+    found = [each for each in read_grid("paper") if log2_mnk(each) >= 20 and each.m * each.n * each.k <= 1 << 36]
+    listed = read_grid(str(SHAPES))
+    assert sorted(listed) == sorted(sample(found, 41, 28)) and len(chosen(listed, None, 0)) == 41
+    assert {log2_mnk(each) for each in listed} >= {20, 36}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["512x512x512", "256x384x2048:tn:bf16", "256x512x1024:fp16"])
+def test_a_search_finds_right_configurations_that_are_timed_beside_autotuned_ones(shape) -> None:
+    gemm = Gemm.parse(shape)
+    wanted = beginning([KIND, "cuBLASLt-AutoTuning"], product_baselines("cuda"))
+    request = Request(tuple(wanted), brute_s=1.0)
+    with open_rig("cuda", request) as rig, rig.open(gemm, 0) as bench:
+        timing = bench.time_baselines(brief(rig.protocols["offline"]))
+        assert timing.status is TimingStatus.MEASURED, timing.reason
+        for layout in Layout:
+            name = f"{KIND} {layout.name}"
+            assert name in arms_of(timing)
+            facts = rig.describe(gemm, named(name))
+            assert facts["reduction"] not in cublas.ROUNDED and facts["b_layout"] == str(layout)
+            assert facts["tried"] > facts["valid"] > facts["wrong"], facts
