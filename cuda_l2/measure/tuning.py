@@ -64,11 +64,11 @@ class Tuner:
             return select(Sampler(take, self.rng), len(enqueues), replace(effort, max_rounds=rounds))
 
     def quick(self, enqueue: Enqueue, launches: int) -> float:
-        """Microseconds of a launch, the lesser of two replays of back-to-back ones, or one long one: to rank many."""
+        """Microseconds of a launch, roughly, to rank many: the lesser of two warm replays, or one long one."""
         with graphs(self.stream, [repeated(enqueue, launches)]) as (timed,):
-            first_us = timed.time() * 1e6
-            again = first_us < SHORT_US
-            return (min(first_us, timed.time(1) * 1e6) if again else first_us) / launches
+            cold_us = timed.time(0) * 1e6
+            taken_us = cold_us if cold_us >= SHORT_US else min(timed.time() for _ in range(2)) * 1e6
+            return taken_us / launches
 
     def as_the_paper(self, gemm: Gemm, launches_on: Callable[[Buffers], Sequence[Enqueue]]) -> Selection:
         """Single launches behind an untimed one, fresh random operands every round, all in random order.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cuda_l2.measure.baselines._base import all_baselines
 from cuda_l2.records import SHORT_DTYPES, Interval
+from cuda_l2.report import library
 from cuda_l2.report.page.published import COLUMNS
 from cuda_l2.report.page.records import Case, Kernel, Rival
 from cuda_l2.runs.grid import bucket, bucket_name
@@ -142,17 +143,22 @@ def _speedup(case: Case, kernel: Kernel, rival: Rival, way: str) -> Interval:
     """From paired rounds where the row has that, else the ratio of the two medians, without an interval."""
     if rival.ratio and kernel.us.estimate == case.ours_us:
         return rival.ratio
-    tuned = {r.kind for r in case.rivals if (known := all_baselines().get(r.name)) and known.tuned}
+    tuned = {rival.kind for rival in case.rivals if _is_tuned(rival.name)}
     paired = kernel.tuned_alike if way in ("nn", "tn") else kernel.tuned
     if paired and tuned == {rival.kind}:
         return paired
     return Interval(rival.us.estimate / kernel.us.estimate, -math.inf, math.inf)
 
 
+def _is_tuned(name: str) -> bool:
+    known = all_baselines().get(name)
+    return bool(known and library.tuned(known))
+
+
 def headline(cases: Sequence[Case]) -> tuple[str, Ratios]:
     """Speedups for figures by shape: our faster layout over the fastest baseline that was tuned, else over any."""
     names = {rival.name for case in cases for rival in case.rivals}
-    tuned = {name for name in names if (known := all_baselines().get(name)) and known.tuned}
+    tuned = {name for name in names if _is_tuned(name)}
     found: dict[str, tuple[Case, Interval]] = {}
     for case in cases:
         rivals = [rival for rival in case.rivals if not tuned or rival.name in tuned]
