@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from clocks import ticking
 
+from cuda_l2.measure import brute as brute_search
 from cuda_l2.measure import configurations, cublas
 from cuda_l2.measure.baselines._base import all_baselines, beginning, named, product_baselines
 from cuda_l2.measure.baselines.cublaslt_brute import KIND
@@ -24,7 +25,10 @@ from cuda_l2.measure.configurations import (
     Space,
 )
 from cuda_l2.measure.cublas import AlgoCap, AlgoConfig, Algorithm, Cublas, LtProduct
+from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.protocols import brief
+from cuda_l2.measure.selection import Selection
+from cuda_l2.measure.tuned import TunedLayout
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing, TimingStatus
 from cuda_l2.report import brute, grid, grid_summary
 from cuda_l2.report.arms import arms_of
@@ -267,6 +271,70 @@ def test_a_small_space_is_tried_to_its_end() -> None:
 
 def test_a_library_without_algorithms_ends_at_once() -> None:
     assert run(1e9, seeds=[], space=Space([], 64)).tried == set()
+
+
+class ScriptedTuner:
+    """Times by algorithm; each launch that is timed writes its descriptor down."""
+
+    def __init__(self, product: LtProduct) -> None:
+        self.product, self.last, self.final = product, None, []
+
+    def launcher(self, chosen: Algorithm):
+        def launch(stream: int, *addresses: int) -> None:
+            self.last = chosen
+
+        return launch
+
+    def quick(self, enqueue, launches: int) -> float:
+        enqueue(0)
+        return cost(self.last)
+
+    def by_replays(self, enqueues, heat_s: float) -> Selection:
+        for enqueue in enqueues:
+            enqueue(0)
+            self.final.append(self.last)
+        times = tuple(cost(each) for each in self.final)
+        return Selection(times.index(min(times)), times, (3,) * len(times), 0.0)
+
+
+def searched(product, monkeypatch, returned: list[Algorithm], right):
+    """What a search finds on the made library, and the tuner that timed it."""
+    made = product("64x64x1024")
+    tuner = ScriptedTuner(made)
+    monkeypatch.setattr(made, "launcher", tuner.launcher)
+    tuned = TunedLayout(tuple(returned), ("k",) * len(returned), (20.0,) * len(returned), (3,) * len(returned), 0, 0.0)
+
+    def looks(launch) -> bool:
+        launch(0, 0, 0, 0, 0)
+        return right(tuner.last)
+
+    return brute_search.search(made, 1024, tuned, tuner, Buffers(0, 0, 0, 0), looks, 0.3, ticking()), tuner
+
+
+def test_the_heuristics_best_is_timed_beside_the_finalists(product, monkeypatch) -> None:
+    first = product("64x64x1024").configured(Configuration(66, 20, 35, cluster=3))
+    found, tuner = searched(product, monkeypatch, [first], lambda each: True)
+    assert found and (found.algorithm.tile, found.algorithm.custom_option, found.returned) == (31, 3, False)
+    assert first in tuner.final and len(tuner.final) == FINALISTS + 1
+    assert found.us == cost(found.algorithm) and found.tried > found.valid > found.wrong == 0
+    found, _ = searched(product, monkeypatch, [found.algorithm], lambda each: True)
+    assert found and found.returned
+
+
+def test_a_search_gives_what_is_right_or_nothing(product, monkeypatch) -> None:
+    made = product("64x64x1024")
+    first = made.configured(Configuration(66, 20, 35, cluster=3))
+    found, tuner = searched(product, monkeypatch, [first], lambda each: each.tile == 24)
+    assert found and found.wrong and {each.tile for each in tuner.final} == {24}
+    rounded = replace(first, reduction="output type", split_k=4, data="11" * 64)
+    found, tuner = searched(product, monkeypatch, [rounded], lambda each: True)
+    assert found and rounded not in tuner.final
+    assert searched(product, monkeypatch, [first], lambda each: False)[0] is None
+
+    def refused(each: Algorithm) -> bool:
+        raise cublas.CublasError("cublasLtMatmul", 15)
+
+    assert searched(product, monkeypatch, [first], refused)[0] is None
 
 
 # options, and what is reported

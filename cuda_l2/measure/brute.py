@@ -106,12 +106,13 @@ def search(
     buffers: Buffers,
     right: Callable[[Launch], bool],
     within_s: float,
+    clock: Clock = CLOCK,
 ) -> Surveyed | None:
     """The fastest right configuration of a product; None where all that were tried fail.
 
     tuned: what autotuning found. right: launches once and says whether C is the product. Overwrites C.
     """
-    began = CLOCK.now()
+    began = clock.now()
     order = sorted(range(len(tuned.algorithms)), key=lambda number: (number != tuned.chosen, tuned.times_us[number]))
     seeds = [tuned.algorithms[number] for number in order if tuned.algorithms[number].reduction not in ROUNDED]
     launches = max(1, min(QUICK_LAUNCHES, round(QUICK_US / tuned.times_us[tuned.chosen])))
@@ -127,7 +128,7 @@ def search(
 
     known = [product.capabilities(each) for each in product.algorithm_ids()]
     space, rng = Space([each for each in known if each], k), np.random.default_rng(SEED)
-    found = survey(space, seeds, product.configured, time_us, within_s, rng)
+    found = survey(space, seeds, product.configured, time_us, within_s, rng, clock)
     best = [algorithm for *_, algorithm in found.ranked[:FINALISTS]]
     if seeds and seeds[0] not in best and math.isfinite(found.times_us[seeds[0].data]):
         best.append(seeds[0])
@@ -137,7 +138,7 @@ def search(
     chosen = best[final.chosen]
     returned = any(each.data == chosen.data for each in tuned.algorithms)
     counts = len(found.tried), found.valid, found.wrong
-    return Surveyed(chosen, final.times_us[final.chosen], final.regret, returned, *counts, CLOCK.now() - began)
+    return Surveyed(chosen, final.times_us[final.chosen], final.regret, returned, *counts, clock.now() - began)
 
 
 def _proposals(space: Space, ids: Sequence[int], found: Found, rng: np.random.Generator) -> Iterator[Configuration]:
