@@ -152,6 +152,24 @@ def test_rewards_move_the_model_towards_right_kernels(folder, tmp_path, monkeypa
 
 
 @pytest.mark.full
+def test_a_step_without_a_correct_answer_after_better_ones_is_said_with_what_to_do(
+    folder, tmp_path, monkeypatch, capsys
+) -> None:
+    written = iter([(RIGHT, WRONG), (WRONG, WRONG)])
+
+    def write(self, prompts):
+        codes = next(written)
+        ids = [self.tokenizer(answer(code))["input_ids"] + [self.tokenizer.eos_token_id] for code in codes]
+        return [ids[i % 2] for i in range(len(prompts))]
+
+    monkeypatch.setattr(Writer, "write", write)
+    run("hgemm-rl", folder, tmp_path / "rl", "tuning.steps=2", "sampling.exemplars=0")
+    said = capsys.readouterr().err
+    assert said.index("8 of 16 answers correct") < said.index("0 of 16 answers correct")
+    assert "up to 8 were before" in said and "lower tuning.learning_rate" in said
+
+
+@pytest.mark.full
 def test_a_stopped_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(
     folder, tmp_path, monkeypatch, capsys
 ) -> None:

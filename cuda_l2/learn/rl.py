@@ -22,7 +22,7 @@ from cuda_l2.learn.tune import Say, adapters, on_one_gpu, train, trainer_options
 from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._answer import parse_answer
-from cuda_l2.records import Candidate, Task, Trial
+from cuda_l2.records import Candidate, Task, TimingStatus, Trial
 from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
 from cuda_l2.runs.judging import Evaluators
@@ -31,6 +31,9 @@ from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.system.text import counted
+
+CORRECT = (TimingStatus.MEASURED, TimingStatus.BUSY)
+"""What became of a correct answer, timed or not."""
 
 
 class Judge(Closing):
@@ -152,13 +155,25 @@ def contrastive_rl(
                 judge.begin(asked[first // rl.group], written)
         return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": None}
 
+    most = 0  # correct answers of a step so far
+
     def measured(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        nonlocal most
         rewards: list[float] = []
+        correct = 0
         for start in range(0, len(prompts), rl.group):
             task = by_text[prompts[start]]
             group, trials = judge.judge(task, completions[start : start + rl.group])
             rewards += group
+            correct += sum(bool(trial and trial.timing and trial.timing.status in CORRECT) for trial in trials)
             run.log(_group_line(task, trials, [judge.reward(trial) if trial else None for trial in trials]))
+        say(f"{correct} of {counted(len(completions), 'answer')} correct")
+        if most and not correct:
+            say(
+                f"up to {most} were before: too large steps cost a model its form, and equal rewards do not bring it"
+                " back. Where the next ones are no better, stop and begin anew with a lower tuning.learning_rate"
+            )
+        most = max(most, correct)
         return rewards
 
     datasets.disable_progress_bars()

@@ -43,8 +43,8 @@ PRETRAINED = run.Miniature(
     sft_rate=4e-4,
     longer_rate=1e-4,
     own_steps=0,
-    rl_steps=32,
-    rl_rate=4e-5,
+    rl_steps=24,
+    rl_rate=2e-5,
     group=16,
     groups=4,
     micro_batch=8,
@@ -58,7 +58,7 @@ PRETRAINED = run.Miniature(
     data=("tuning.micro_batch=8", "tuning.warmup=0.05", "tuning.sequence_tokens=3500", "tuning.save_every=100"),
     tasks=(
         *("sampling.at_once=128", "sampling.prompt_tokens=1500", f"sampling.answer_tokens={ANSWER_TOKENS}"),
-        *("tuning.warmup=0.1", "tuning.save_every=10"),
+        *("tuning.warmup=0.1", "tuning.save_every=8"),
     ),
 )
 
