@@ -40,7 +40,7 @@ from cuda_l2.runs.run_file import Header
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.system.errors import UserError
 
-SHAPES = Path(__file__).parents[1] / "results" / "brute" / "shapes.txt"
+SHAPES = Path(__file__).parents[1] / "results" / "h100" / "brute" / "shapes.txt"
 LARGE = Capabilities(66, tuple(range(7, 40)), (35,), True, 7, 1, 7)
 SMALL = Capabilities(7, (), (), False, 0, 0, 0)
 
@@ -395,6 +395,7 @@ def measurement(ours: bool, gemm: Gemm = Gemm(1024, 1024, 1024)) -> Measurement:
     )
     facts = {"id": 66, "tile": 31, "stages": 35, "split_k": 1, "cluster": 9, "custom_option": 6, "regret": 0.0}
     counts = {"tried": 900, "valid": 80, "wrong": 2, "returned": False}
+    counts["kernels"] = ["memset", "nvjet_sm90_hsh_64x64_64x13_2x4_h_bz_NNT 2x64x1", "reduce 8x16x1"]
     return Measurement(gemm, "offline", "measured", timing=timing, arms={found.name: facts | counts})
 
 
@@ -409,7 +410,9 @@ def test_the_control_is_compared_with_autotuned(ours) -> None:
 def test_the_summary_tells_ratio_algorithm_and_means() -> None:
     text = "\n".join(brute.lines("offline", [measurement(True), measurement(True, Gemm(512, 512, 512))]))
     assert "| 512x512x512 | NN | 10.00 | 9.00 | 1.111 [1.100, 1.122] | 8.00 | 1.125 [1.119, 1.131] |" in text
-    assert "id 66 tile 31 stages 35 splits 1 cluster 9 option 6 | 900 / 80 / 2" in text
+    assert (
+        "| nvjet_sm90_hsh_64x64_64x13_2x4_h_bz_NNT id 66 tile 31 stages 35 splits 1 cluster 9 option 6 | 900 /" in text
+    )
     assert "2 products: geometric mean 1.1111; interval above 1 in 2, below 1 in 0" in text
     assert "1.1250 times as fast as brute, 1.2500 times as fast as autotuned" in text
     plain = replace(measurement(True), timing=None, status="failed", reason="no memory")

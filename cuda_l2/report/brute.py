@@ -77,7 +77,7 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
             _text(each.ratio),
             f"{each.ours_us:.2f}" if each.ours_us else "",
             _text(each.over_ours) if each.over_ours else "",
-            " ".join(f"{word} {each.found[name]}" for name, word in ATTRIBUTES.items() if each.found.get(name)),
+            _algorithm(each.found),
             " / ".join(str(each.found.get(name, "")) for name in ("tried", "valid", "wrong")),
         )
         for each in found
@@ -129,6 +129,12 @@ def _quotient(above: Interval, below: Interval) -> Interval:
     if not all(math.isfinite(each.low) and each.low > 0 for each in (above, below)):
         return Interval(estimate, -math.inf, math.inf)
     return Interval(estimate, above.low / below.high, above.high / below.low)
+
+
+def _algorithm(found: Mapping[str, Any]) -> str:
+    """Its kernel, without what clears memory and sums the parts of a split K, and what is set of it."""
+    kernels = [name.split()[0] for name in found.get("kernels", ()) if name.startswith("nvjet")]
+    return " ".join([*kernels[:1], *(f"{word} {found[name]}" for name, word in ATTRIBUTES.items() if found.get(name))])
 
 
 def _text(ratio: Interval) -> str:
