@@ -6,6 +6,7 @@ import subprocess
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from cuda_l2.measure.configurations import (
     Space,
 )
 from cuda_l2.measure.cublas import AlgoCap, AlgoConfig, Algorithm, Cublas, LtProduct
+from cuda_l2.measure.graph_rounds import GraphRounds
 from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.protocols import brief
 from cuda_l2.measure.selection import Selection
@@ -392,6 +394,7 @@ def measurement(ours: bool, gemm: Gemm = Gemm(1024, 1024, 1024)) -> Measurement:
         reference=others[0].name,
         speedup=speedups[0][1],
         speedups=speedups,
+        among=((autotuned.name, found.name, Interval(10 / 9, 1.1, 1.122)),),
     )
     facts = {"id": 66, "tile": 31, "stages": 35, "split_k": 1, "cluster": 9, "custom_option": 6, "regret": 0.0}
     counts = {"tried": 900, "valid": 80, "wrong": 2, "returned": False}
@@ -399,11 +402,21 @@ def measurement(ours: bool, gemm: Gemm = Gemm(1024, 1024, 1024)) -> Measurement:
     return Measurement(gemm, "offline", "measured", timing=timing, arms={found.name: facts | counts})
 
 
+def test_tuned_baselines_and_searched_ones_are_compared_where_they_read_b_alike() -> None:
+    known = {each.name: each for each in product_baselines("cuda")}
+    rounds = SimpleNamespace(_baselines=known, ratio=lambda theirs, ours: (theirs, ours))
+    autotuned = "cuBLASLt-AutoTuning"
+    assert {(*names, ratio) for *names, ratio in GraphRounds._among(rounds)} == {
+        (f"{kind} {layout.name}", f"{KIND} {layout.name}", (f"{kind} {layout.name}", f"{KIND} {layout.name}"))
+        for kind in (autotuned, f"{autotuned}-32F")
+        for layout in Layout
+    }
+
+
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_control_is_compared_with_autotuned(ours) -> None:
     (found,) = brute.controls([measurement(ours)])
-    assert found.ratio.estimate == pytest.approx(10 / 9)
-    assert 1.1 < found.ratio.low < found.ratio.estimate < found.ratio.high < 1.13
+    assert found.ratio == Interval(10 / 9, 1.1, 1.122)
     assert (found.ours_us, found.over_ours and found.over_ours.estimate) == ((8.0, 9 / 8) if ours else (None, None))
 
 
@@ -422,6 +435,8 @@ def test_the_summary_tells_ratio_algorithm_and_means() -> None:
 def test_tables_and_summary_have_the_control() -> None:
     about = Header("a GPU", {"torch": "2"}, {}, "2026-01-01T00:00:00+00:00")
     (row,) = grid.rows(about, [measurement(False)])
+    over = "cublaslt_autotuning_nn_over_cublaslt_brute_nn"
+    assert [row[over], row[f"{over}_low"], row[f"{over}_high"]] == [10 / 9, 1.1, 1.122]
     columns = {name.removeprefix("cublaslt_brute_nn_"): value for name, value in row.items()}
     assert (columns["us"], columns["cluster"], columns["custom_option"], columns["tried"]) == (9.0, 9, 6, 900)
     assert "searched beyond its heuristic's list" in grid_summary.summary(about, [measurement(False)])
@@ -443,8 +458,10 @@ def test_a_search_finds_right_configurations_that_are_timed_beside_autotuned_one
     with open_rig("cuda", request) as rig, rig.open(gemm, 0) as bench:
         timing = bench.time_baselines(brief(rig.protocols["offline"]))
         assert timing.status is TimingStatus.MEASURED, timing.reason
+        pairs = [(first, second) for first, second, _ in timing.among]
         for layout in Layout:
             name = f"{KIND} {layout.name}"
+            assert (f"cuBLASLt-AutoTuning {layout.name}", name) in pairs
             assert name in arms_of(timing)
             facts = rig.describe(gemm, named(name))
             assert facts["reduction"] not in cublas.ROUNDED and facts["b_layout"] == str(layout)

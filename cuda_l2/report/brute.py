@@ -8,7 +8,7 @@ from typing import Any
 
 from cuda_l2.measure.baselines import cublaslt_autotuned, cublaslt_brute
 from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.records import Gemm, Interval, Layout, Timing
+from cuda_l2.records import Gemm, Interval, Layout
 from cuda_l2.report.arms import arms_of
 from cuda_l2.runs.results import Measurement
 from cuda_l2.system.files import markdown_table
@@ -54,13 +54,14 @@ def controls(measurements: Sequence[Measurement]) -> Iterator[Control]:
         arms = arms_of(timing)
         for layout in Layout:
             brute, autotuned = (f"{kind} {layout.name}" for kind in (cublaslt_brute.KIND, cublaslt_autotuned.KIND))
-            if brute in arms and autotuned in arms:
+            ratio = next((ratio for *names, ratio in timing.among if names == [autotuned, brute]), None)
+            if ratio:
                 yield Control(
                     measurement.gemm,
                     layout,
                     arms[autotuned].latency_us.estimate,
                     arms[brute].latency_us.estimate,
-                    _quotient(_over_subject(timing, autotuned), _over_subject(timing, brute)),
+                    ratio,
                     measurement.arms.get(brute, {}),
                     *_ours(measurement, layout, brute),
                 )
@@ -116,19 +117,6 @@ def _ours(measurement: Measurement, layout: Layout, brute: str) -> tuple[float |
     if timing.candidate.name != CANDIDATE:
         return None, None
     return timing.candidate.latency_us.estimate, dict(timing.speedups).get(brute)
-
-
-def _over_subject(timing: Timing, arm: str) -> Interval:
-    """A baseline's time over that of the arm that the ratios of a timing are taken over."""
-    return dict(timing.speedups).get(arm, Interval(1.0, 1.0, 1.0))
-
-
-def _quotient(above: Interval, below: Interval) -> Interval:
-    """Of two ratios to one arm: exact where that arm is one of the two, else wider than from pairs."""
-    estimate = above.estimate / below.estimate
-    if not all(math.isfinite(each.low) and each.low > 0 for each in (above, below)):
-        return Interval(estimate, -math.inf, math.inf)
-    return Interval(estimate, above.low / below.high, above.high / below.low)
 
 
 def _algorithm(found: Mapping[str, Any]) -> str:
