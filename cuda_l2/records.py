@@ -218,6 +218,7 @@ class Timing:
     reference: str = ""  # the strongest baseline of this run
     speedup: Interval | None = None  # t_reference / t_candidate over paired rounds
     speedups: tuple[tuple[str, Interval], ...] = ()  # the same against every baseline
+    among: tuple[tuple[str, str, Interval], ...] = ()  # t_first / t_second of two baselines over paired rounds
     max_difference: float = math.nan  # largest |fp32 reference - output| seen in timed outputs
     empty_call_us: float = math.nan  # the protocol's own cost of a call that does nothing
     seconds: float = 0.0

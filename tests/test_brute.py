@@ -1,11 +1,13 @@
 """The search among cuBLASLt's configurations: numbers of its header, its space, the order of tries, what is reported."""
 
+import math
 import os
 import re
 import subprocess
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from cuda_l2.measure.configurations import (
     Space,
 )
 from cuda_l2.measure.cublas import AlgoCap, AlgoConfig, Algorithm, Cublas, LtProduct
+from cuda_l2.measure.graph_rounds import GraphRounds
 from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.protocols import brief
 from cuda_l2.measure.selection import Selection
@@ -40,7 +43,7 @@ from cuda_l2.runs.run_file import Header
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.system.errors import UserError
 
-SHAPES = Path(__file__).parents[1] / "results" / "brute" / "shapes.txt"
+SHAPES = Path(__file__).parents[1] / "results" / "h100" / "brute" / "shapes.txt"
 LARGE = Capabilities(66, tuple(range(7, 40)), (35,), True, 7, 1, 7)
 SMALL = Capabilities(7, (), (), False, 0, 0, 0)
 
@@ -95,6 +98,11 @@ def test_numbers_are_those_of_the_librarys_header() -> None:
 # the space
 
 
+def size(space: Space) -> int:
+    """Number of configurations, existing or not."""
+    return sum(math.prod(map(len, values.values())) for values in space._values.values())
+
+
 def test_no_configuration_rounds_parts_of_sums() -> None:
     space, rng = Space([LARGE, SMALL], 4096), np.random.default_rng(0)
     drawn = [space.draw(space.ids, rng) for _ in range(2000)]
@@ -126,7 +134,7 @@ def test_neighbours_differ_in_one_attribute_and_are_all_there() -> None:
     }
     # tiles, splits, swizzle, custom options, inner shapes, clusters
     assert len(near) == len(set(near)) == 32 + 1 + 1 + 7 + 4 + 50
-    assert space.size() == 33 * 2 * 2 * 8 * 5 * 51
+    assert size(space) == 33 * 2 * 2 * 8 * 5 * 51
 
 
 def test_draws_are_repeated_by_their_seed_and_reach_every_value() -> None:
@@ -228,7 +236,7 @@ def test_the_best_of_a_large_space_is_found_in_few_tries() -> None:
     found = run()
     us, _, best = found.ranked[0]
     assert (us, best.tile, best.cluster, best.custom_option) == (10.0, 31, 9, 6)
-    assert len(found.tried) < 0.05 * Space([LARGE, SMALL], 64).size()
+    assert len(found.tried) < 0.05 * size(Space([LARGE, SMALL], 64))
 
 
 def test_what_the_heuristic_returned_comes_first_however_short_the_time() -> None:
@@ -265,7 +273,7 @@ def test_what_rounds_parts_of_sums_is_not_even_timed() -> None:
 def test_a_small_space_is_tried_to_its_end() -> None:
     space = Space([SMALL], 64)
     found = run(1e9, seeds=[], space=space, time_us=lambda each: 1.0 + each.cluster)
-    assert len(found.tried) == space.size() == len(found.ranked)
+    assert len(found.tried) == size(space) == len(found.ranked)
     assert len(found.ranked[:FINALISTS]) == FINALISTS
 
 
@@ -392,24 +400,38 @@ def measurement(ours: bool, gemm: Gemm = Gemm(1024, 1024, 1024)) -> Measurement:
         reference=others[0].name,
         speedup=speedups[0][1],
         speedups=speedups,
+        among=((autotuned.name, found.name, Interval(10 / 9, 1.1, 1.122)),),
     )
     facts = {"id": 66, "tile": 31, "stages": 35, "split_k": 1, "cluster": 9, "custom_option": 6, "regret": 0.0}
     counts = {"tried": 900, "valid": 80, "wrong": 2, "returned": False}
+    counts["kernels"] = ["memset", "nvjet_sm90_hsh_64x64_64x13_2x4_h_bz_NNT 2x64x1", "reduce 8x16x1"]
     return Measurement(gemm, "offline", "measured", timing=timing, arms={found.name: facts | counts})
+
+
+def test_tuned_baselines_and_searched_ones_are_compared_where_they_read_b_alike() -> None:
+    known = {each.name: each for each in product_baselines("cuda")}
+    rounds = SimpleNamespace(_baselines=known, ratio=lambda theirs, ours: (theirs, ours))
+    autotuned = "cuBLASLt-AutoTuning"
+    assert {(*names, ratio) for *names, ratio in GraphRounds._among(rounds)} == {
+        (f"{kind} {layout.name}", f"{KIND} {layout.name}", (f"{kind} {layout.name}", f"{KIND} {layout.name}"))
+        for kind in (autotuned, f"{autotuned}-32F")
+        for layout in Layout
+    }
 
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_control_is_compared_with_autotuned(ours) -> None:
     (found,) = brute.controls([measurement(ours)])
-    assert found.ratio.estimate == pytest.approx(10 / 9)
-    assert 1.1 < found.ratio.low < found.ratio.estimate < found.ratio.high < 1.13
+    assert found.ratio == Interval(10 / 9, 1.1, 1.122)
     assert (found.ours_us, found.over_ours and found.over_ours.estimate) == ((8.0, 9 / 8) if ours else (None, None))
 
 
 def test_the_summary_tells_ratio_algorithm_and_means() -> None:
     text = "\n".join(brute.lines("offline", [measurement(True), measurement(True, Gemm(512, 512, 512))]))
     assert "| 512x512x512 | NN | 10.00 | 9.00 | 1.111 [1.100, 1.122] | 8.00 | 1.125 [1.119, 1.131] |" in text
-    assert "id 66 tile 31 stages 35 splits 1 cluster 9 option 6 | 900 / 80 / 2" in text
+    assert (
+        "| nvjet_sm90_hsh_64x64_64x13_2x4_h_bz_NNT id 66 tile 31 stages 35 splits 1 cluster 9 option 6 | 900 /" in text
+    )
     assert "2 products: geometric mean 1.1111; interval above 1 in 2, below 1 in 0" in text
     assert "1.1250 times as fast as brute, 1.2500 times as fast as autotuned" in text
     plain = replace(measurement(True), timing=None, status="failed", reason="no memory")
@@ -419,6 +441,8 @@ def test_the_summary_tells_ratio_algorithm_and_means() -> None:
 def test_tables_and_summary_have_the_control() -> None:
     about = Header("a GPU", {"torch": "2"}, {}, "2026-01-01T00:00:00+00:00")
     (row,) = grid.rows(about, [measurement(False)])
+    over = "cublaslt_autotuning_nn_over_cublaslt_brute_nn"
+    assert [row[over], row[f"{over}_low"], row[f"{over}_high"]] == [10 / 9, 1.1, 1.122]
     columns = {name.removeprefix("cublaslt_brute_nn_"): value for name, value in row.items()}
     assert (columns["us"], columns["cluster"], columns["custom_option"], columns["tried"]) == (9.0, 9, 6, 900)
     assert "searched beyond its heuristic's list" in grid_summary.summary(about, [measurement(False)])
@@ -440,8 +464,10 @@ def test_a_search_finds_right_configurations_that_are_timed_beside_autotuned_one
     with open_rig("cuda", request) as rig, rig.open(gemm, 0) as bench:
         timing = bench.time_baselines(brief(rig.protocols["offline"]))
         assert timing.status is TimingStatus.MEASURED, timing.reason
+        pairs = [(first, second) for first, second, _ in timing.among]
         for layout in Layout:
             name = f"{KIND} {layout.name}"
+            assert (f"cuBLASLt-AutoTuning {layout.name}", name) in pairs
             assert name in arms_of(timing)
             facts = rig.describe(gemm, named(name))
             assert facts["reduction"] not in cublas.ROUNDED and facts["b_layout"] == str(layout)

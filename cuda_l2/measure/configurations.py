@@ -65,10 +65,6 @@ class Space:
     def ids(self) -> tuple[int, ...]:
         return tuple(self._values)
 
-    def size(self) -> int:
-        """Number of configurations, existing or not."""
-        return sum(int(np.prod([len(found) for found in values.values()])) for values in self._values.values())
-
     def draw(self, ids: Sequence[int], rng: np.random.Generator) -> Configuration:
         """A configuration of one of these algorithms."""
         chosen = ids[int(rng.integers(len(ids)))]

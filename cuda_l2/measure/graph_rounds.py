@@ -28,7 +28,7 @@ from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Rounds, Terms, failed
 from cuda_l2.measure.timed_memory import VARIANTS, TimedMemory
-from cuda_l2.records import Timing
+from cuda_l2.records import Interval, Timing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.turns import ALONE, Turns
 
@@ -258,7 +258,17 @@ class GraphRounds(Rounds):
         else:  # under a trace a graph of empty kernels says nothing
             conditions = replace(conditions, host_call_to_done_us=self._host_us())
         seconds = self.clock.now() - start
-        return {name: replace(self.timing(empty_s * 1e6, seconds, name), conditions=conditions) for name in subjects}
+        shared: dict[str, Any] = {"conditions": conditions, "among": self._among()}
+        return {name: replace(self.timing(empty_s * 1e6, seconds, name), **shared) for name in subjects}
+
+    def _among(self) -> tuple[tuple[str, str, Interval], ...]:
+        """Tuned baselines over the ones from a search, where both read B alike."""
+        return tuple(
+            (tuned.name, searched.name, self.ratio(tuned.name, searched.name))
+            for searched in self._baselines.values()
+            for tuned in self._baselines.values()
+            if searched.surveyed and tuned.tuned and not tuned.surveyed and tuned.layout is searched.layout
+        )
 
     def close(self) -> None:
         if self._trace:

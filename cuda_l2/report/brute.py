@@ -8,7 +8,7 @@ from typing import Any
 
 from cuda_l2.measure.baselines import cublaslt_autotuned, cublaslt_brute
 from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.records import Gemm, Interval, Layout, Timing
+from cuda_l2.records import Gemm, Interval, Layout
 from cuda_l2.report.arms import arms_of
 from cuda_l2.runs.results import Measurement
 from cuda_l2.system.files import markdown_table
@@ -54,13 +54,14 @@ def controls(measurements: Sequence[Measurement]) -> Iterator[Control]:
         arms = arms_of(timing)
         for layout in Layout:
             brute, autotuned = (f"{kind} {layout.name}" for kind in (cublaslt_brute.KIND, cublaslt_autotuned.KIND))
-            if brute in arms and autotuned in arms:
+            ratio = next((ratio for *names, ratio in timing.among if names == [autotuned, brute]), None)
+            if ratio:
                 yield Control(
                     measurement.gemm,
                     layout,
                     arms[autotuned].latency_us.estimate,
                     arms[brute].latency_us.estimate,
-                    _quotient(_over_subject(timing, autotuned), _over_subject(timing, brute)),
+                    ratio,
                     measurement.arms.get(brute, {}),
                     *_ours(measurement, layout, brute),
                 )
@@ -77,7 +78,7 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
             _text(each.ratio),
             f"{each.ours_us:.2f}" if each.ours_us else "",
             _text(each.over_ours) if each.over_ours else "",
-            " ".join(f"{word} {each.found[name]}" for name, word in ATTRIBUTES.items() if each.found.get(name)),
+            _algorithm(each.found),
             " / ".join(str(each.found.get(name, "")) for name in ("tried", "valid", "wrong")),
         )
         for each in found
@@ -118,17 +119,10 @@ def _ours(measurement: Measurement, layout: Layout, brute: str) -> tuple[float |
     return timing.candidate.latency_us.estimate, dict(timing.speedups).get(brute)
 
 
-def _over_subject(timing: Timing, arm: str) -> Interval:
-    """A baseline's time over that of the arm that the ratios of a timing are taken over."""
-    return dict(timing.speedups).get(arm, Interval(1.0, 1.0, 1.0))
-
-
-def _quotient(above: Interval, below: Interval) -> Interval:
-    """Of two ratios to one arm: exact where that arm is one of the two, else wider than from pairs."""
-    estimate = above.estimate / below.estimate
-    if not all(math.isfinite(each.low) and each.low > 0 for each in (above, below)):
-        return Interval(estimate, -math.inf, math.inf)
-    return Interval(estimate, above.low / below.high, above.high / below.low)
+def _algorithm(found: Mapping[str, Any]) -> str:
+    """Its kernel, without what clears memory and sums the parts of a split K, and what is set of it."""
+    kernels = [name.split()[0] for name in found.get("kernels", ()) if name.startswith("nvjet")]
+    return " ".join([*kernels[:1], *(f"{word} {found[name]}" for name, word in ATTRIBUTES.items() if found.get(name))])
 
 
 def _text(ratio: Interval) -> str:

@@ -102,6 +102,8 @@ def _row(measurement: Measurement) -> Row:
             row |= _arm(arm, column(name))
             row |= interval_cells(f"{column(name)}.ratio", dict(timing.speedups).get(name))
             row |= _described(f"{column(name)}.", measurement.arms.get(name, {}))
+        for first, second, ratio in timing.among:
+            row |= interval_cells(f"{column(first)}.over_{column(second)}", ratio)
         row |= _conditions(timing)
     row |= library.cells(measurement)
     return row | {"measured_at": measurement.created, "seconds": cell(measurement.seconds)}
