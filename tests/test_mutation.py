@@ -147,7 +147,7 @@ def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(tar
 @pytest.mark.corpus(3)
 @subjects
 def test_a_subject_has_a_contract_for_its_shape_and_operands_of_a_type(subject: Subject, target: CudaTarget) -> None:
-    gemm = subject.gemm
+    gemm = subject.task
     assert "other operand type" in {m.operator for m in enumerate_mutants("kernel", subject.candidate(target).source)}
     assert parse_cuda(subject.candidate(target).source).plan(gemm, SMS).launches
 
@@ -247,7 +247,7 @@ def test_faults_that_few_launches_show_are_launchable_and_differ() -> None:
     found = on_gpu.mutants()
     assert len({mutant.source for mutant in found} | {on_gpu.TEXT}) == len({mutant.id for mutant in found}) + 1 > 100
     for mutant in found:
-        assert parse_cuda(mutant.source).plan(on_gpu.SUBJECT.gemm, SMS).launches
+        assert parse_cuda(mutant.source).plan(on_gpu.SUBJECT.task, SMS).launches
 
 
 def test_a_mutant_names_its_line() -> None:
@@ -260,7 +260,7 @@ def test_a_mutant_names_its_line() -> None:
 def test_a_subject_is_accepted_and_a_mutant_is_not(subject: Subject, gpu: Any) -> None:
     original = subject.candidate(gpu.target)
     wrong = next(m for m in enumerate_mutants(subject.name, original.source) if m.operator == "other operand type")
-    with Evaluator(subject.gemm, gpu) as evaluator:
+    with Evaluator(subject.task, gpu) as evaluator:
         trials = list(evaluator.evaluate([original, Candidate(wrong.source)]))
     assert [trial.status for trial in trials] == ["measured", "imprecise"], [trial.reason for trial in trials]
 
