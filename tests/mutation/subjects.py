@@ -91,8 +91,8 @@ SUBJECTS = (
 # there are several tasks, and the last has fewer rows.
 CPU_SUBJECTS = (
     Subject(
-        *("cpu product in blocks", "cpu_gemm", "45x47x331"),
-        {"VECTOR_BITS": 256, "THREADS": 1, "NV": 2, "MR": 4, "KC": 128, "NC": 64, "WIDEN": 1, "UNROLL": 2},
+        *("cpu product in blocks", "cpu_gemm", "45x47x335"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "NV": 2, "MR": 4, "KC": 128, "NC": 64, "WIDEN": 1, "UNROLL": 2},
     ),
     Subject(
         *("cpu product in panels", "cpu_gemm", "50x77x150:tn"),
@@ -127,5 +127,45 @@ CPU_SUBJECTS = (
         {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 2, "BLOCK": 64, "PARTS": 1},
     ),
 )
-KERNELS = {"products": SUBJECTS, "cpu": CPU_SUBJECTS}
-"""Subjects by what is asked for: the GPU's matrix products, or what a CPU runs."""
+TASK_SUBJECTS = (
+    Subject(
+        *("gpu softmax", "gpu_rows", "softmax:rows=37,columns=1036"),
+        {"VEC": 4, "LANES": 32, "CLUSTER": 1, "KEEP": 0, "ITEMS": 2, "ROWS": 4},
+    ),
+    Subject(
+        *("gpu norm", "gpu_rows", "layer_norm:rows=37,columns=1000:float16"),
+        {"VEC": 2, "LANES": 64, "CLUSTER": 1, "KEEP": 2, "ROWS": 2},
+    ),
+    Subject(
+        *("gpu softmax in clusters", "gpu_rows", "temperature_softmax:rows=5,vocabulary=4104"),
+        {"VEC": 4, "LANES": 256, "CLUSTER": 2, "KEEP": 1},
+    ),
+    Subject(
+        *("gpu cross entropy", "gpu_rows", "cross_entropy:rows=37,classes=1030"),
+        {"VEC": 2, "LANES": 32, "KEEP": 0, "ITEMS": 4, "ROWS": 4, "TAIL": 1},
+    ),
+    Subject(
+        *("gpu gelu", "gpu_elementwise", "bias_gelu_residual:rows=37,columns=1036"),
+        {"VEC": 4, "THREADS": 128, "ITEMS": 2},
+    ),
+    Subject(
+        *("gpu mean", "gpu_columns", "mean_columns:rows=333,columns=204"),
+        {"VEC": 4, "THREADS": 128, "ITEMS": 2, "SPLITS": 4, "TAIL": 1},
+    ),
+    Subject(
+        *("gpu total", "gpu_total", "mse:rows=37,columns=1037"),
+        {"VEC": 1, "THREADS": 128, "ITEMS": 2, "BLOCKS": 1, "TAIL": 0},
+    ),
+    Subject(*("gpu clipped norm", "gpu_norms", "clip_gradient_norm"), {"VEC": 4, "THREADS": 128, "ITEMS": 2}),
+    Subject(
+        *("gpu transpose", "gpu_transpose", "transpose_add:rows=250,columns=334"),
+        {"VEC": 2, "TILE": 32, "THREADS": 128},
+    ),
+    Subject(*("gpu pool", "gpu_images", "max_pool2d:batch=2,channels=3,height=37,width=45"), {"VEC": 1, "WIDE": 16}),
+    Subject(
+        *("gpu attention", "gpu_attention", "attention_causal:batch=1,heads=2,length=75,depth=32:float16"),
+        {"WARPS": 2, "KEYS": 32},
+    ),
+)
+KERNELS = {"products": SUBJECTS, "tasks": TASK_SUBJECTS, "cpu": CPU_SUBJECTS}
+"""Subjects by what is asked for: the GPU's matrix products, its other tasks, or what a CPU runs."""
