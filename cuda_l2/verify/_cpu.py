@@ -11,12 +11,10 @@ from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Fault, Worker
 from cuda_l2.records import Build, Candidate, Task, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.verify._base import CheckFailed, CpuOnly, Outputs, launch_s, require_written
+from cuda_l2.verify._base import CheckFailed, CpuOnly, Outputs, require_written
 
 LAUNCH_TIMEOUT_S = 5.0
 TIGHT_SHARE = 0.25
-LEAST_IN_A_ROW, IN_A_ROW_S = 4, 0.1
-"""Launches that are overtaken, and about how long they take together, as those of the longest timed samples do."""
 SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 0.2, 0.05
 """A launch slower than this is taken to hang."""
 WROTE_OUTSIDE = "wrote outside its outputs and its workspace"
@@ -81,8 +79,7 @@ class CpuSession(CpuOnly):
 
     def launch_overtaken(self, case: Case, other: Case) -> Iterator[tuple[Case, Outputs]]:
         arena, rng = self.arena, self.cases.rng
-        count = min(arena.slots, max(LEAST_IN_A_ROW, int(IN_A_ROW_S / launch_s(case.task))))
-        slots = [int(slot) for slot in rng.permutation(count)]  # the first ones, as timed launches have them
+        slots = [int(slot) for slot in rng.permutation(arena.slots)]
         for slot in slots:
             arena.write(slot, case.tensors)
         arena.poison_outputs(slots)
