@@ -1,6 +1,7 @@
 """Does the verifier notice? Judges the corpus of CUDA cheats and the mutants of the GPU families on this machine's GPU.
 
     python tests/verify_the_verifier.py --out results/h200
+    python tests/verify_the_verifier.py --kernels cpu --out FOLDER    # mutants of the CPU's families, without a GPU
 
 Every candidate takes the real path: build, verification in full, timing. Results are written one by one to
 verification.jsonl, so that a run that was interrupted goes on where it stopped; what has been judged is judged again
