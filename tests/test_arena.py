@@ -89,7 +89,7 @@ def test_all_that_is_mapped_is_a_tensor_or_guarded_and_a_page_is_free_around_it(
         first, last = start // ALIGN * ALIGN, -(-stop // ALIGN) * ALIGN
         assert [first, last, int(tensor in task.outputs)] in found and start % 64 == 0
         assert slot or last - stop < 64  # a read beyond the first slot's tensors faults
-        for place in {first, start - 1, stop, last - 1} - set(range(start, stop)):
+        for place in {first, start - 1, stop, last - 1} & {*range(first, start), *range(stop, last)}:
             assert arena.gaps_intact() and arena.gaps_intact(slot)
             arena._bytes[place] ^= 0xFF
             assert not arena.gaps_intact() and not arena.gaps_intact(slot)
@@ -97,6 +97,13 @@ def test_all_that_is_mapped_is_a_tensor_or_guarded_and_a_page_is_free_around_it(
     assert arena.workspace_offset in written
     arena._bytes[arena.workspace_offset + 100] ^= 0xFF
     assert not arena.gaps_intact()
+
+
+def test_what_lies_beside_tensors_is_nan_in_some_slots_and_numbers_in_others(arena) -> None:
+    arena.select(TASK)
+    (out,) = TASK.outputs
+    beside = [arena._bytes[arena.offset("out", slot) + out.bytes :][:4].view(np.float32)[0] for slot in range(4)]
+    assert [bool(np.isnan(value)) for value in beside] == [True, False, True, False]
 
 
 def test_tensors_begin_at_every_place_of_a_page() -> None:

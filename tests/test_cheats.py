@@ -73,6 +73,20 @@ def test_a_kind_of_a_review_ends_as_said(name, judge, target, monkeypatch) -> No
     assert kind.get("reason", "") in f"{trial.reason} {trial.verdict.check if trial.verdict else ''}", trial.reason
 
 
+def test_a_row_of_launches_lies_wherever_timed_ones_do(judge, monkeypatch) -> None:
+    rows = []
+    overtaken = cpu_session.CpuSession.launch_overtaken
+
+    def recorded(session, case, other):
+        found = list(overtaken(session, case, other))
+        rows.append((sorted(session.worker.collect()), len(found), session.arena.slots))
+        return iter(found)
+
+    monkeypatch.setattr(cpu_session.CpuSession, "launch_overtaken", recorded)
+    assert judge((CHEATS / "honest.c").read_text(), SHAPE).status == "measured"
+    assert rows and all(slots == list(range(count)) and found == count >= 64 for slots, found, count in rows)
+
+
 def test_no_reason_leaks_the_private_file(judge) -> None:
     secret = Path("/etc/passwd").read_text().splitlines()[0]
     for path in CHEATS.glob("private_*.c"):

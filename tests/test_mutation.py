@@ -1,7 +1,9 @@
 """The mutation operators do what their names say, and the sample of mutants is fixed, distinct and large enough."""
 
+import dataclasses
 import hashlib
 import re
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,19 +14,20 @@ from cuda_cheats import ACCEPTED
 from mutation import on_gpu, report, sampling
 from mutation.operators import GROUPS, OPERATORS
 from mutation.report import Judged
-from mutation.sampling import QUOTAS, Mutant, enumerate_mutants, equivalents, ordered, select
+from mutation.sampling import PLAIN_QUOTAS, QUOTAS, Mutant, enumerate_mutants, equivalents, ordered, select
 from mutation.source import Source
-from mutation.subjects import SUBJECTS, Subject
+from mutation.subjects import CPU_SUBJECTS, SUBJECTS, TASK_SUBJECTS, Subject
 from verify_the_verifier import Book
 
-from cuda_l2.contract import parse_cuda
+from cuda_l2.build.cuda import build_all
+from cuda_l2.contract import parse_cuda, plan_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate
 
 SMS = 132
 LEAST_MUTANTS, LEAST_OF_SYNCHRONISATION = 240, 70
-LEAST_OF_A_SUBJECT = 150
+LEAST_OF_A_SUBJECT, LEAST_OF_A_TASK = 150, 100
 subjects = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 
 KERNEL = """/* cuda-l2
@@ -68,6 +71,20 @@ extern "C" __global__ void gemm(float *out, int m, int n) {
     __syncthreads();
   }
   store_row(out, row, col);
+}
+"""
+
+
+PLAIN = """/* cuda-l2
+target = "cpu"
+*/
+#define TERM(x) \\
+    do { /* x + x */ \\
+        sum += x + y; \\
+    } while (0)
+static inline void store(float *to, float x) { *to = x; }
+void gemm(const float *a, float *c, long n) {
+    for (long j = 0; j + LANES <= n; j += LANES) store(c + j, a[j]);
 }
 """
 
@@ -135,10 +152,55 @@ def test_contracts_mutate_and_still_parse() -> None:
         parse_cuda(mutant.source)
 
 
+def test_macros_and_static_functions_of_a_cpu_kernel_are_code() -> None:
+    made = {(mutant.operator, mutant.after) for mutant in enumerate_mutants("plain", PLAIN)}
+    assert ("minus for plus", "sum += x - y; \\") in made
+    assert ("drop store", "for (long j = 0; j + LANES <= n; j += LANES) ((void)0);") in made
+    assert not any("/* x - x */" in after for _, after in made)
+
+
+def test_a_loop_over_vectors_that_leaves_more_to_the_next_is_no_fault() -> None:
+    loops = {after for after in (m.after for m in enumerate_mutants("plain", PLAIN)) if "j + LANES <" in after}
+    assert any("<= + 1 + n" in after for after in loops)
+    assert not any("< n" in after or "- 1 + n" in after for after in loops)
+
+
+@pytest.mark.corpus(2)
+@pytest.mark.parametrize("subject", TASK_SUBJECTS, ids=lambda subject: subject.name)
+def test_mutants_of_a_gpu_task_compile_to_other_machine_code(subject: Subject, target: CudaTarget) -> None:
+    """What a GPU then judges: `verify_the_verifier.py --kernels tasks`."""
+    original, on = subject.candidate(target).source, dataclasses.replace(target, cores=2)
+    assert plan_cuda(original, subject.task, SMS).launches
+
+    def build(texts: Sequence[str]) -> list[Build]:
+        return build_all([Candidate(text) for text in texts], on)
+
+    assert len(enumerate_mutants(subject.name, original)) >= LEAST_OF_A_TASK
+    quotas = dict.fromkeys(QUOTAS, 0) | {"bounds": 1, "index": 1, "epilogue": 1}
+    found = list(select(subject, original, SMS, build, Counter(), quotas))
+    assert {mutant.group for mutant, _ in found} == {"bounds", "index", "epilogue"}
+    assert all(made.status is BuildStatus.BUILT for _, made in found)
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")
+@pytest.mark.corpus(2)
+@pytest.mark.parametrize("subject", CPU_SUBJECTS, ids=lambda subject: subject.name)
+def test_a_cpu_subject_is_accepted_and_one_that_stores_less_is_not(subject: Subject, rig: Any) -> None:
+    try:
+        original = subject.candidate(rig.target)
+    except ValueError as error:
+        pytest.skip(str(error))
+    mutants = [m for m in enumerate_mutants(subject.name, original.source) if m.operator == "drop store"]
+    with Evaluator(subject.task, rig) as evaluator:
+        first, *others = evaluator.evaluate([original, *(Candidate(mutant.source) for mutant in mutants)])
+    assert first.status == "measured", first.reason
+    assert any(trial.status == "incorrect" for trial in others), "some stores are other operations'"
+
+
 def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(target: CudaTarget) -> None:
     names = [(operator.group, operator.name) for operator in OPERATORS]
     assert len(set(names)) == len(names)
-    assert {group for group, _ in names} == set(GROUPS) == set(QUOTAS)
+    assert {group for group, _ in names} == set(GROUPS) == set(QUOTAS) == set(PLAIN_QUOTAS)
     sources = [Source(subject.candidate(target).source) for subject in SUBJECTS]
     for operator in OPERATORS:
         assert any(next(iter(operator.edits(source)), None) for source in sources), operator.name
@@ -147,7 +209,7 @@ def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(tar
 @pytest.mark.corpus(3)
 @subjects
 def test_a_subject_has_a_contract_for_its_shape_and_operands_of_a_type(subject: Subject, target: CudaTarget) -> None:
-    gemm = subject.gemm
+    gemm = subject.task
     assert "other operand type" in {m.operator for m in enumerate_mutants("kernel", subject.candidate(target).source)}
     assert parse_cuda(subject.candidate(target).source).plan(gemm, SMS).launches
 
@@ -247,7 +309,7 @@ def test_faults_that_few_launches_show_are_launchable_and_differ() -> None:
     found = on_gpu.mutants()
     assert len({mutant.source for mutant in found} | {on_gpu.TEXT}) == len({mutant.id for mutant in found}) + 1 > 100
     for mutant in found:
-        assert parse_cuda(mutant.source).plan(on_gpu.SUBJECT.gemm, SMS).launches
+        assert parse_cuda(mutant.source).plan(on_gpu.SUBJECT.task, SMS).launches
 
 
 def test_a_mutant_names_its_line() -> None:
@@ -260,7 +322,7 @@ def test_a_mutant_names_its_line() -> None:
 def test_a_subject_is_accepted_and_a_mutant_is_not(subject: Subject, gpu: Any) -> None:
     original = subject.candidate(gpu.target)
     wrong = next(m for m in enumerate_mutants(subject.name, original.source) if m.operator == "other operand type")
-    with Evaluator(subject.gemm, gpu) as evaluator:
+    with Evaluator(subject.task, gpu) as evaluator:
         trials = list(evaluator.evaluate([original, Candidate(wrong.source)]))
     assert [trial.status for trial in trials] == ["measured", "imprecise"], [trial.reason for trial in trials]
 

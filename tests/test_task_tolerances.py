@@ -87,6 +87,24 @@ def test_a_largest_element_that_begins_at_zero_is_rejected_whatever_is_drawn(nam
         assert case.bounds[0].violation(case.bounds[0].rounded.clamp_min(0))
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_exponentials_from_a_largest_element_that_begins_at_zero_are_rejected(name: str) -> None:
+    task = definitions()[name].task()
+    known = definitions()[name].bind(dict(task.sizes))
+    begins_at_zero = []
+
+    def from_zero(x: torch.Tensor) -> torch.Tensor:
+        largest = x.amax(-1, keepdim=True).clamp_min(0)
+        logarithms = (x - largest) - (x - largest).exp().sum(-1, keepdim=True).log()
+        return {"softmax": logarithms.exp(), "log_softmax": logarithms, "logsumexp": (x - logarithms)[..., 0]}[name]
+
+    for distribution, case in judged(OwnCases(task, 13)):
+        if case.bounds[0].violation(from_zero(**case.tensors)):
+            begins_at_zero.append(distribution)
+        assert not case.bounds[0].violation(known(**case.tensors)[0])
+    assert begins_at_zero == [Distribution.FAR]
+
+
 def test_a_byte_with_a_sign_that_is_read_without_it_is_rejected() -> None:
     case = OwnCases(definitions()["dequantise_int8"].task(), 1).drawn("seed 0")
     without = case.tensors["x"].view(torch.uint8).float() * case.tensors["scale"]

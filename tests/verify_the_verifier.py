@@ -1,6 +1,7 @@
 """Does the verifier notice? Judges the corpus of CUDA cheats and the mutants of the GPU families on this machine's GPU.
 
     python tests/verify_the_verifier.py --out results/h200
+    python tests/verify_the_verifier.py --kernels cpu --out FOLDER    # mutants of the CPU's families, without a GPU
 
 Every candidate takes the real path: build, verification in full, timing. Results are written one by one to
 verification.jsonl, so that a run that was interrupted goes on where it stopped; what has been judged is judged again
@@ -24,7 +25,8 @@ from cuda_cheats import ACCEPTED, Cheat, all_cheats
 from mutation import on_cpu, on_gpu, report, sampling
 from mutation.report import Judged
 from mutation.sampling import Mutant
-from mutation.subjects import SUBJECTS, Subject
+from mutation.source import Source
+from mutation.subjects import KERNELS, Subject
 
 import cuda_l2
 from cuda_l2.evaluator import Evaluator
@@ -102,10 +104,12 @@ def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], part: tuple
     """The subjects as they are, then their mutants; part: the first of two takes the even ones, and so on."""
     used: Counter[str] = Counter()
     number, parts = part
-    sms = getattr(rig.target, "sms")  # noqa: B009 - a GPU's, as main() made sure
+    sms = getattr(rig.target, "sms", 0)  # a GPU's
     for subject in subjects:
         original = subject.candidate(rig.target)
-        with Evaluator(subject.gemm, rig) as evaluator:
+        quotas = sampling.PLAIN_QUOTAS if Source(original.source).plain else sampling.QUOTAS
+        with Evaluator(subject.task, rig) as evaluator:
+            _wait_for_nobody(evaluator)
 
             def build(texts: Sequence[str], evaluator: Evaluator = evaluator) -> Iterator[Build]:
                 return evaluator.build([Candidate(text) for text in texts])
@@ -115,7 +119,7 @@ def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], part: tuple
                 (trial,) = evaluator.evaluate([original], full=True)
                 book.add(_judged("original", subject.name, subject.shape, trial, time.perf_counter() - start))
                 _say("original", subject.name, trial)
-            sample = sampling.select(subject, original.source, sms, build, used)
+            sample = sampling.select(subject, original.source, sms, build, used, quotas)
             for i, (mutant, built) in enumerate(sample):
                 if i % parts != number - 1 or book.known("mutant", mutant.id, mutant.source):
                     continue
@@ -133,10 +137,10 @@ def judge_faults(book: Book, target: str, judges: int) -> bool:
     subject = on_cpu.SUBJECT if target == "cpu" else on_gpu.SUBJECT
     with contextlib.ExitStack() as held:
         rig = held.enter_context(open_rig(target))
-        evaluator = held.enter_context(Evaluator(subject.gemm, rig, judges_here=judges == 1))
+        evaluator = held.enter_context(Evaluator(subject.task, rig, judges_here=judges == 1))
         pool = held.enter_context(JudgePool(gpus("1"), target, print, each=judges)) if judges > 1 else None
         if target == "cpu":
-            evaluator.ends = 0.0  # outputs of timed launches are checked, nobody waits for quiet
+            _wait_for_nobody(evaluator)
             original = subject.candidate(rig.target)
             mutants = on_cpu.mutants(original.source)
         else:
@@ -157,8 +161,7 @@ def judge_faults(book: Book, target: str, judges: int) -> bool:
                 trial = taken(pool, evaluator, begun[number])
             else:
                 (trial,) = evaluator.evaluate([candidate], rig.protocols[SEARCH.name])
-            judged = _judged(kind, where, subject.shape, trial, time.perf_counter() - start, mutant)
-            book.add(dataclasses.replace(judged, status=ACCEPTED) if trial.status == "busy" else judged)
+            book.add(_judged(kind, where, subject.shape, trial, time.perf_counter() - start, mutant))
             _say(kind, where, trial)
     judged_mutants = book.of("mutant")
     found = report.tally(judged_mutants, sampling.equivalents())
@@ -200,6 +203,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/h200"), help="folder for results")
     parser.add_argument("--only", choices=("cheats", "mutants"), help="judge one half")
     parser.add_argument(
+        "--kernels", choices=KERNELS, default="products", help="what is mutated; mutants alone where it is not products"
+    )
+    parser.add_argument(
         "--subject",
         action="append",
         help="mutate this one only (operators take turns over all subjects, so its sample may differ); may be repeated",
@@ -227,11 +233,11 @@ def main() -> int:
         if known.exists():
             environment = json.loads(known.read_text())["environment"]
     else:
-        subjects = [subject for subject in SUBJECTS if not options.subject or subject.name in options.subject]
+        subjects = [each for each in KERNELS[options.kernels] if not options.subject or each.name in options.subject]
         try:
-            with open_rig("cuda") as rig:
+            with open_rig("cpu" if options.kernels == "cpu" else "cuda") as rig:
                 environment |= {**rig.environment(), "date": now()[:10]}
-                if options.only != "mutants":
+                if options.only != "mutants" and options.kernels == "products":
                     judge_cheats(rig, book, cheats)
                 if options.only != "cheats":
                     judge_mutants(rig, book, subjects, options.part)
@@ -244,10 +250,17 @@ def _judged(kind: str, where: str, shape: str, trial: Trial, seconds: float, mut
     check = trial.verdict.check if trial.verdict else ""
     if trial.timing and trial.reason:
         check = "timed launches"
+    status = ACCEPTED if trial.status == "busy" else trial.status  # right, and nobody waited for quiet to time it
     return Judged(
-        *(kind, where, trial.candidate.id, shape, trial.status, check, trial.reason[:300], round(seconds, 3)),
+        *(kind, where, trial.candidate.id, shape, status, check, trial.reason[:300], round(seconds, 3)),
         *((mutant.group, mutant.operator, mutant.line, mutant.before, mutant.after) if mutant else ()),
     )
+
+
+def _wait_for_nobody(evaluator: Evaluator) -> None:
+    """On a CPU check outputs of timed launches, and wait for no quiet to time them."""
+    if evaluator.target.name == "cpu":
+        evaluator.ends = 0.0
 
 
 def _timed(items: Iterable[tuple[Cheat, Trial]]) -> Iterator[tuple[Cheat, tuple[Trial, float]]]:

@@ -33,6 +33,7 @@ class Distribution(enum.StrEnum):
     OFFSET = "offset"  # mean 8, deviation 1: variances cancel
     WIDE = "wide"  # deviation 8: exponentials spread
     LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first
+    FAR = "far"  # 100 to 200, a row in four -200 to -100: its exponentials vanish where a largest one began at 0
     SMALL = "small"  # deviation 0.001
     SPARSE = "sparse"  # one in ten is not zero
     CONSTANT = "constant"  # one number everywhere; integers collide
@@ -49,6 +50,7 @@ _DISTRIBUTIONS = {
     Distribution.OFFSET: "of mean 8 and deviation 1",
     Distribution.WIDE: "of deviation 8",
     Distribution.LARGE: "of deviation 100",
+    Distribution.FAR: "from 100 to 200, and in one of four rows from -200 to -100",
     Distribution.SMALL: "of deviation 0.001",
     Distribution.SPARSE: "nine in ten of them 0",
     Distribution.CONSTANT: "all the same",
@@ -130,6 +132,10 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
             return 8 * drawn
         case Distribution.LARGE:
             return 100 * drawn
+        case Distribution.FAR:
+            drawn = 100 * (1 + torch.rand(shape, generator=generator, device=device))
+            (drawn if drawn.dim() > 1 else drawn[..., None])[..., 1::4, :] *= -1
+            return drawn
         case Distribution.SMALL:
             return 1e-3 * drawn
         case Distribution.SPARSE:

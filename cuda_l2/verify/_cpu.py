@@ -11,14 +11,13 @@ from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Fault, Worker
 from cuda_l2.records import Build, Candidate, Task, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.verify._base import CheckFailed, CpuOnly, Outputs, launch_s, require_written
+from cuda_l2.verify._base import CheckFailed, CpuOnly, Outputs, require_written
 
 LAUNCH_TIMEOUT_S = 5.0
 TIGHT_SHARE = 0.25
-LEAST_IN_A_ROW, MOST_IN_A_ROW, IN_A_ROW_S = 4, 64, 0.02
-"""Launches that are overtaken, and about how long they take together."""
 SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 0.2, 0.05
 """A launch slower than this is taken to hang."""
+WROTE_OUTSIDE = "wrote outside its outputs and its workspace"
 
 
 class CpuSession(CpuOnly):
@@ -72,7 +71,7 @@ class CpuSession(CpuOnly):
         if not arena.untouched(slot, case.tensors):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs or weights")
         if not arena.gaps_intact(slot):
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, "wrote outside its outputs and its workspace")
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, WROTE_OUTSIDE)
         found = self._outputs(slot)
         for output in task.outputs:
             require_written(output, found[output.name])
@@ -80,8 +79,7 @@ class CpuSession(CpuOnly):
 
     def launch_overtaken(self, case: Case, other: Case) -> Iterator[tuple[Case, Outputs]]:
         arena, rng = self.arena, self.cases.rng
-        count = min(MOST_IN_A_ROW, max(LEAST_IN_A_ROW, int(IN_A_ROW_S / launch_s(case.task))))
-        slots = [int(slot) for slot in rng.permutation(arena.slots)[:count]]
+        slots = [int(slot) for slot in rng.permutation(arena.slots)]
         for slot in slots:
             arena.write(slot, case.tensors)
         arena.poison_outputs(slots)
@@ -98,9 +96,10 @@ class CpuSession(CpuOnly):
         self.worker.prepare(slots)
         first = slots[min(int(rng.integers(2)), len(slots) - 1)]
         self.worker.run_in_two(lambda: not arena.unwritten(first), overtake, launch_timeout_s(case.task, len(slots)))
-        if begun < len(slots):
-            for number, slot in enumerate(slots):
-                yield (case if number < begun else other), self._outputs(slot)
+        if not arena.gaps_intact():
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, WROTE_OUTSIDE)
+        for number, slot in enumerate(slots):
+            yield (case if number < begun else other), self._outputs(slot)
 
     def statics(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self.worker.statics(), dtype=np.uint8)

@@ -55,6 +55,9 @@ def faults() -> Iterator[tuple[str, str, str]]:
         for places in (0, 63):
             read = f"volatile uint16_t x = {name}[{count} + {places}]; (void)x;"
             yield "reads behind", f"{name} {places}", f"{CALL} {read}"
+        for what, relation in (("a number", "!="), ("NaN", "==")):
+            behind = f"({name}[{count}] & 0x7c00) {relation} 0x7c00"
+            yield "uses what lies behind", f"{name} {what}", f"int found = {behind}; {CALL} if (found) {WRONG}"
     for name in "ab":
         yield "writes back", name, f"{CALL} volatile uint16_t *t = (uint16_t *){name}; t[3] = t[3];"
     yield "reads C", "not a NaN", f"int right = (c[0] & 0x7c00) != 0x7c00; {CALL} if (right) {WRONG}"

@@ -10,14 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.contract import ContractError, parse_cuda
-from cuda_l2.records import Build, BuildStatus, Gemm
+from cuda_l2.contract import ContractError, parse, plan_cuda
+from cuda_l2.records import Build, BuildStatus, Task
 from mutation.operators import GROUPS, OPERATORS
 from mutation.source import Source
 from mutation.subjects import Subject
 
 QUOTAS = {"synchronisation": 9, "bounds": 3, "accumulator": 2, "index": 4, "epilogue": 3, "split": 2, "contract": 2}
 """Mutants of one subject that are judged, by the operator's group."""
+PLAIN_QUOTAS = {
+    "synchronisation": 4,
+    "bounds": 7,
+    "accumulator": 3,
+    "index": 8,
+    "epilogue": 4,
+    "split": 3,
+    "contract": 3,
+}
+"""The same where CPUs' kernels and kernels for tasks are mutated: of some groups a CPU has none."""
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 assert set(QUOTAS) == set(GROUPS)
 
@@ -88,7 +98,7 @@ def select(
     if built.status is not BuildStatus.BUILT:
         raise ValueError(f"{subject.name} does not build: {built.reason}")
     queues = ordered(enumerate_mutants(subject.name, original), used)
-    seen = {fingerprint(built, original, subject.gemm, sms)}
+    seen = {fingerprint(built, original, subject.task, sms)}
     missing = {group: quotas[group] for group in queues}
     while batch := [mutant for group, queue in queues.items() for mutant in queue[: 2 * missing[group]]]:
         for group, queue in queues.items():
@@ -96,7 +106,7 @@ def select(
         for mutant, built in zip(batch, build([mutant.source for mutant in batch]), strict=True):
             if built.status in (BuildStatus.FAILED, BuildStatus.TIMED_OUT) or not missing[mutant.group]:
                 continue
-            found = fingerprint(built, mutant.source, subject.gemm, sms)
+            found = fingerprint(built, mutant.source, subject.task, sms)
             if found not in seen:
                 seen.add(found)
                 missing[mutant.group] -= 1
@@ -104,10 +114,10 @@ def select(
                 yield mutant, built
 
 
-def fingerprint(build: Build, source: str, gemm: Gemm, sms: int) -> str:
-    """Machine code and launches: what the device sees of a candidate."""
+def fingerprint(build: Build, source: str, task: Task, sms: int) -> str:
+    """Machine code and launches: what the device sees of a candidate. sms: a GPU's; 0 for a CPU."""
     try:
-        plan = repr(parse_cuda(source).plan(gemm, sms))
+        plan = repr(plan_cuda(source, task, sms) if sms else parse(source))
     except ContractError as error:
         plan = str(error)
     code = Path(build.artifact).read_bytes() if build.artifact else build.reason.encode()

@@ -12,6 +12,7 @@ from functools import cached_property
 _BLANKED = re.compile(
     r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*', re.S | re.M
 )
+_MACRO = re.compile(r"#[ \t]*define \w+(?:\([^()]*\))?|//[^\n]*|/\*.*?\*/|\\\n", re.S)
 _STRESS = re.compile(r"^#ifdef STRESS$.*?^#(?:else|endif)", re.S | re.M)
 _HELPER = re.compile(r"(?:\bDEV\b|\bDEVICE\b|\b__device__\b)[^;{}()]*?\b(\w+)\s*\(")
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
@@ -84,14 +85,23 @@ class Source:
         self.text = text
         self.contract_end = text.index("*/") + 2
         """Behind the leading comment, which holds the contract."""
+        head = text[: self.contract_end]
+        self.plain = "[[buffer]]" in head or 'target = "cpu"' in head
+        """Whether it is of a family for CPUs or for tasks: bodies of macros and static functions are code there too."""
 
     @cached_property
     def code(self) -> str:
         """The text with comments, strings, directives and what stress builds alone hold blanked; positions are kept."""
-        code = _BLANKED.sub(lambda match: _spaces(match.group()), self.text)
+        code = _BLANKED.sub(self._blank, self.text)
         for match in _STRESS.finditer(self.text):
             code = code[: match.start()] + _spaces(match.group()) + code[match.end() :]
         return code
+
+    def _blank(self, match: re.Match[str]) -> str:
+        """Spaces, but for the body of a macro that is code."""
+        if self.plain and re.match(r"[ \t]*#[ \t]*define", match.group()):
+            return _MACRO.sub(lambda part: _spaces(part.group()), match.group())
+        return _spaces(match.group())
 
     @cached_property
     def helpers(self) -> tuple[Helper, ...]:

@@ -1,16 +1,17 @@
-"""The kernels that are mutated: schedules of every GPU family that together reach most of its source."""
+"""The kernels that are mutated: schedules of families that together reach most of their source."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from cuda_l2 import tasks
 from cuda_l2.families._base import Schedule, all_families
 from cuda_l2.machine._base import Target
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.records import Candidate, Task
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One schedule for one shape. Choices not named here take their first valid value."""
+    """One schedule for one shape or another task. Choices not named here take their first valid value."""
 
     name: str
     family: str
@@ -18,20 +19,20 @@ class Subject:
     choices: dict[str, int] = field(hash=False)
 
     @cached_property
-    def gemm(self) -> Gemm:
-        return Gemm.parse(self.shape)
+    def task(self) -> Task:
+        return tasks.parse(self.shape)
 
     def candidate(self, target: Target) -> Candidate:
         """The kernel before any mutation; ValueError where the family does not take a choice named here."""
         family = next(family for family in all_families() if family.name == self.family)
         values: list[int] = []
         for choice in family.choices:
-            valid = family.valid_values(self.gemm, target, values)
+            valid = family.valid_values(self.task, target, values)
             wanted = self.choices.get(choice.name, valid[0])
             if wanted not in valid:
                 raise ValueError(f"{self.name}: {choice.name}={wanted} is not valid here; choose from {valid}")
             values.append(wanted)
-        return family.render(Schedule(family, self.gemm, target, tuple(values)), self.name)
+        return family.render(Schedule(family, self.task, target, tuple(values)), self.name)
 
 
 # Shapes are ragged where the family allows it: a bound that is wrong only beyond the edge must have an edge. What a
@@ -85,3 +86,86 @@ SUBJECTS = (
         {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "CN": 2, "WGSTORE": 1, "OUT": 1, "COLUMNS": 1, "BAND": 4},
     ),
 )
+
+# Loops over several vectors, over one and over what is left all run, and one element more or less would be beyond an edge;
+# there are several tasks, and the last has fewer rows.
+CPU_SUBJECTS = (
+    Subject(
+        *("cpu product in blocks", "cpu_gemm", "45x47x335"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "NV": 2, "MR": 4, "KC": 128, "NC": 64, "WIDEN": 1, "UNROLL": 2},
+    ),
+    Subject(
+        *("cpu product in panels", "cpu_gemm", "50x77x150:tn"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "SWAP": 1, "NV": 1, "WIDEN": 2, "UNROLL": 1},
+    ),
+    Subject(
+        *("cpu gelu", "cpu_elementwise", "bias_gelu_residual:rows=5,columns=1215"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 2, "BLOCK": 1024, "DEGREE": 6},
+    ),
+    Subject(
+        *("cpu mish", "cpu_elementwise", "mish:rows=7,columns=345:bfloat16"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 2, "BLOCK": 1024, "DEGREE": 5},
+    ),
+    Subject(
+        *("cpu softmax", "cpu_rows", "softmax:rows=37,columns=79"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 2, "KEEP": 1, "ROWS": 4, "DEGREE": 6},
+    ),
+    Subject(
+        *("cpu norm", "cpu_rows", "layer_norm:rows=37,columns=73"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 4, "ROWS": 4},
+    ),
+    Subject(
+        *("cpu cross entropy", "cpu_rows", "cross_entropy_smoothed:rows=37,classes=95:float16"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 2, "ROWS": 4, "DEGREE": 6},
+    ),
+    Subject(
+        *("cpu sum", "cpu_columns", "sum_columns:rows=333,columns=207"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 2, "BLOCK": 64, "PARTS": 2},
+    ),
+    Subject(
+        *("cpu maximum", "cpu_columns", "max_columns:rows=150,columns=201"),
+        {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 2, "BLOCK": 64, "PARTS": 1},
+    ),
+)
+TASK_SUBJECTS = (
+    Subject(
+        *("gpu softmax", "gpu_rows", "softmax:rows=37,columns=1036"),
+        {"VEC": 4, "LANES": 32, "CLUSTER": 1, "KEEP": 0, "ITEMS": 2, "ROWS": 4},
+    ),
+    Subject(
+        *("gpu norm", "gpu_rows", "layer_norm:rows=37,columns=1000:float16"),
+        {"VEC": 2, "LANES": 64, "CLUSTER": 1, "KEEP": 2, "ROWS": 2},
+    ),
+    Subject(
+        *("gpu softmax in clusters", "gpu_rows", "temperature_softmax:rows=5,vocabulary=4104"),
+        {"VEC": 4, "LANES": 256, "CLUSTER": 2, "KEEP": 1},
+    ),
+    Subject(
+        *("gpu cross entropy", "gpu_rows", "cross_entropy:rows=37,classes=1030"),
+        {"VEC": 2, "LANES": 32, "KEEP": 0, "ITEMS": 4, "ROWS": 4, "TAIL": 1},
+    ),
+    Subject(
+        *("gpu gelu", "gpu_elementwise", "bias_gelu_residual:rows=37,columns=1036"),
+        {"VEC": 4, "THREADS": 128, "ITEMS": 2},
+    ),
+    Subject(
+        *("gpu mean", "gpu_columns", "mean_columns:rows=333,columns=204"),
+        {"VEC": 4, "THREADS": 128, "ITEMS": 2, "SPLITS": 4, "TAIL": 1},
+    ),
+    Subject(
+        *("gpu total", "gpu_total", "mse:rows=37,columns=1037"),
+        {"VEC": 1, "THREADS": 128, "ITEMS": 2, "BLOCKS": 1, "TAIL": 0},
+    ),
+    Subject(*("gpu clipped norm", "gpu_norms", "clip_gradient_norm"), {"VEC": 4, "THREADS": 128, "ITEMS": 2}),
+    Subject(
+        *("gpu transpose", "gpu_transpose", "transpose_add:rows=250,columns=334"),
+        {"VEC": 2, "TILE": 32, "THREADS": 128},
+    ),
+    Subject(*("gpu pool", "gpu_images", "max_pool2d:batch=2,channels=3,height=37,width=45"), {"VEC": 1, "WIDE": 16}),
+    Subject(
+        *("gpu attention", "gpu_attention", "attention_causal:batch=1,heads=2,length=75,depth=32:float16"),
+        {"WARPS": 2, "KEYS": 32},
+    ),
+)
+KERNELS = {"products": SUBJECTS, "tasks": TASK_SUBJECTS, "cpu": CPU_SUBJECTS}
+"""Subjects by what is asked for: the GPU's matrix products, its other tasks, or what a CPU runs."""

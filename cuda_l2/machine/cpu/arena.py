@@ -5,7 +5,8 @@ own, so that nothing computed for one launch is of use to another. The same memo
 
 A candidate's process maps the pages of the tensors and of the workspace that its contract asks for, those of inputs and
 weights to be read only, and nothing before, between or behind them: what reaches a page further ends it. What is left
-of the pages is guarded. Tensors begin at other places of a page in every slot, those of the first end where it ends.
+of the pages is guarded, and holds NaN in some slots and other bytes in others, so that a result shows what it took from
+there. Tensors begin at other places of a page in every slot, those of the first end in the last line of one.
 All tensors of all slots lie in one random order: which of two has the lower address, and how far apart they are,
 differs from slot to slot.
 """
@@ -13,7 +14,7 @@ differs from slot to slot.
 import itertools
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ from cuda_l2.system.errors import UserError
 ALIGN = max(4096, mmap.PAGESIZE)
 LINE = 64
 WORDS_A_SEGMENT = 3
+NAN_BYTE = 0xFF
+"""Words of it are NaN in every type of real numbers, and -1 in others."""
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -57,13 +60,13 @@ class Arena(Closing):
         self.select(tasks[0])
 
     def select(self, task: Task) -> None:
-        """Lay the memory out for this task, one of those given; what it held before is of no meaning.
-
-        Every page up to the workspace is touched, so that a page more shows a stray write.
-        """
+        """Lay the memory out for this task, one of those given; what it held before is of no meaning."""
         self._plan(task)
-        for gap in self._gaps(range(self.slots)):
-            gap[:] = GUARD_BYTE
+        drawn = np.random.default_rng().integers(NAN_BYTE, size=self.slots)
+        self._guards = [int(byte) if slot % 2 else NAN_BYTE for slot, byte in enumerate(drawn)]
+        for slot, guard in enumerate(self._guards):
+            for gap in self._gaps(slot):
+                gap[:] = guard
         self.poison_workspace(0)
 
     def _plan(self, task: Task) -> int:
@@ -105,13 +108,13 @@ class Arena(Closing):
         start = self.offset(tensor.name, slot)
         return self._bytes[start : start + tensor.bytes]
 
-    def _gaps(self, slots: Iterable[int]) -> Iterator[Bytes]:
-        """A page before each tensor and a page behind it: all that is mapped beside it lies there."""
+    def _gaps(self, slot: int) -> Iterator[Bytes]:
+        """The rest of each tensor's first and last page: all that is mapped beside it."""
         for tensor in self.task.tensors:
-            for slot in slots:
-                start = self.offset(tensor.name, slot)
-                yield self._bytes[start - ALIGN : start]
-                yield self._bytes[start + tensor.bytes :][:ALIGN]
+            start = self.offset(tensor.name, slot)
+            end = start + tensor.bytes
+            yield self._bytes[start // ALIGN * ALIGN : start]
+            yield self._bytes[end : rounded_up(end, ALIGN)]
 
     def tensor(self, slot: int, tensor: Tensor) -> torch.Tensor:
         """A view of one tensor; as uint8 where it should be bool and holds something else."""
@@ -167,8 +170,9 @@ class Arena(Closing):
 
     def gaps_intact(self, slot: int | None = None) -> bool:
         """Whether nothing was written beside tensors, of one slot or of all, nor behind the workspace asked for."""
-        gaps = self._gaps(range(self.slots) if slot is None else [slot])
-        return all(bool((gap == GUARD_BYTE).all()) for gap in (self._bytes[self._workspace_guard], *gaps))
+        slots = range(self.slots) if slot is None else [slot]
+        beside = ((gap, self._guards[slot]) for slot in slots for gap in self._gaps(slot))
+        return all((gap == guard).all() for gap, guard in [(self._bytes[self._workspace_guard], GUARD_BYTE), *beside])
 
     def write_segments(self, workspace_bytes: int) -> tuple[int, int]:
         """Put what a candidate's process maps into the table: where, how much, whether it may write there.

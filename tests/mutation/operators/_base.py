@@ -100,7 +100,8 @@ def constant(text: str) -> bool:
 def functions(source: Source) -> tuple[str, ...]:
     """Names of all device functions and lambdas of the source."""
     device = re.findall(r"\b(?:DEV|DEVICE|__device__)\b[^;{}()]*?\b(\w+)\s*\(", source.code)
-    return tuple(dict.fromkeys([*device, *re.findall(r"\bauto (\w+) = \[", source.code)]))
+    static = re.findall(r"\b(?:INLINE|static(?: inline)?) \w+ \*?(\w+)\(", source.code) if source.plain else []
+    return tuple(dict.fromkeys([*device, *static, *re.findall(r"\bauto (\w+) = \[", source.code)]))
 
 
 def drop(name: str, group: str, *roles: str) -> None:

@@ -22,6 +22,7 @@ rewrite(
     (r"\((\w+(?: \| \w+)+)\) != 0", 0, "1"),
     (r"\b(?:float|Sums?|half|u32|double) \w+(?:\[[^\]=;]*\])*( = \{\});", 1, ""),
     (r"\b(\w*(?:acc|sum|share|own|out)\w*(?:\[[^\]]*\])+ )= 0(?:\.0f?)?;", 0, r"\1+= 0;"),
+    (r"\b(?:sums|some|total|most)\[\w+\] = (every\([^;]*|START);", 1, "every(1)"),
 )
 rewrite("sums cleared again", GROUP, (r"\((\w+) \| (\w+(?: \| \w+)*)\) != 0", 0, r"(\2) != 0", "0"))
 rewrite("last step left out", GROUP, (r"\b(?:steps|trips|chunks|k_tiles|iterations|share) = ([^,;]+)", 1, r"\1 - 1"))

@@ -14,7 +14,7 @@ _CONDITION = r"(?P<left>[\w)\]>.]+) (?P<relation><=|>=|<|>) (?P<right>[\w(\-]+)"
 def _equality(source: Source) -> Iterator[Edit]:
     other = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
     for match, fixed in _conditions(source):
-        if not fixed:
+        if not (fixed or _leaves_the_rest(source, match)):
             yield Edit(*match.span("relation"), other[match["relation"]])
 
 
@@ -22,7 +22,7 @@ def _equality(source: Source) -> Iterator[Edit]:
 def _one(source: Source) -> Iterator[Edit]:
     for match, fixed in _conditions(source):
         for other in ("- 1", "+ 1"):
-            if not (fixed and other == "+ 1"):
+            if not ((fixed and other == "+ 1") or (other == "- 1" and _leaves_the_rest(source, match))):
                 yield Edit(match.end("relation"), match.end("relation"), f" {other} +")
 
 
@@ -54,6 +54,11 @@ _FIRST = r"\bfor \((?:int|unsigned|u32|long long) \w+ = ([^;,]+);"
 rewrite("loop starts late", GROUP, (_FIRST, 1, r"\1 + 1"), find=plain_matches)
 _UP = r"\((\w+) \+ (?:[^()]+(?:\([^()]*\))? - 1|63|31|15|7)\) / "
 rewrite("edge rounded down", GROUP, (_UP, 0, r"(\1) / "), where=varies)
+
+
+def _leaves_the_rest(source: Source, match: re.Match[str]) -> bool:
+    """Whether a loop over vectors takes one less, which loops over elements then take."""
+    return source.plain and match["relation"] == "<=" and match["left"] in ("LANES", "VW", "NR")
 
 
 def _conditions(source: Source) -> Iterator[tuple[re.Match[str], bool]]:

@@ -13,6 +13,10 @@ GROUP = "epilogue"
 def _drop_store(source: Source) -> Iterator[Edit]:
     for call in source.role_calls("bulk-store", "stmatrix"):
         yield Edit(call.start, call.end, NOTHING)
+    names = [name for name in functions(source) if source.plain and re.match(r"store|put|set|write|narrow$", name)]
+    for call in source.calls(*names):
+        if source.code[call.end] == ";":
+            yield Edit(call.start, call.end, NOTHING)
     for match in plain_matches(source, r"(?<=[ )])\*(?:reinterpret_cast<|static_cast<|\()[^;]*? = [^;=][^;]*(?=;)"):
         if not re.search(
             r"\breturn\b|\bconst\b[^;]*$", source.code[source.code.rfind(";", 0, match.start()) : match.start()]
