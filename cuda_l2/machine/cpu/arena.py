@@ -105,6 +105,11 @@ class Arena(Closing):
         start = self.offset(tensor.name, slot)
         return self._bytes[start : start + tensor.bytes]
 
+    def read(self, slots: int) -> None:
+        """Read a byte of every cache line of the tensors in the first slots."""
+        for tensor, slot in itertools.product(self.task.tensors, range(slots)):
+            self.row(slot, tensor)[::LINE].max()
+
     def _gaps(self, slots: Iterable[int]) -> Iterator[Bytes]:
         """A page before each tensor and a page behind it: all that is mapped beside it lies there."""
         for tensor in self.task.tensors:
