@@ -36,7 +36,7 @@ CANARIES = 3
 """So many tell what is usual."""
 EXCHANGE = Path(cpu.__file__).with_name("exchange.c")
 EXCHANGES = 3000
-FARTHER = 2.5
+FARTHER = 3.5
 """Times the least that exchanges of two cores took in this process. 58 to 150 ns each were seen as a rule, for seconds
 350 to 400: threads that wait for one another take up to twice as long then."""
 _nearest_s: dict[int, float] = {}
