@@ -38,6 +38,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     says = SimpleNamespace(stolen_s=0.0, periods=0, others=0.0, canary_s=1e-4)
     monkeypatch.setattr(quiet, "stolen_s", lambda: says.stolen_s)
     monkeypatch.setattr(quiet, "_throttled", lambda: says.periods)
+    monkeypatch.setattr(quiet, "_nearest_s", {})
     monkeypatch.setattr(quiet, "OtherWork", lambda clock: SimpleNamespace(found=lambda: BusyCores(says.others, 2)))
     return says
 
@@ -84,6 +85,35 @@ def test_known_work_that_takes_longer_disturbs(machine: Any, monkeypatch: pytest
     for _ in range(2 * CANARIES + 2):
         watch.begin()
     assert watch.disturbed() == "", "a clock that stays lower is no disturbance"
+
+
+def test_cores_that_exchange_data_more_slowly_disturb(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, exchange_s = ticking(1e-9), [3e-4]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 6})
+    asked = []
+
+    def exchange(here: int, there: int, count: int) -> int:
+        asked.append((here, there))
+        clock.sleep(exchange_s[0])
+        return 0
+
+    monkeypatch.setattr(quiet, "_exchange", lambda: exchange)
+    assert Quiet(clock, 1.0).disturbed() == ""
+    exchange_s[0] *= 4
+    watch = Quiet(clock, 1.0)
+    assert watch.disturbed() == "two cores took 4.0 times as long as before to exchange data"
+    exchange_s[0] /= 4
+    watch.begin()
+    assert watch.disturbed() == "" and set(asked) == {(4, 6)}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4})
+    asked.clear()
+    assert watch.disturbed() == "" and not asked, "one core has none to exchange with"
+
+
+def test_two_cores_exchange_a_line_and_this_thread_may_run_everywhere_again() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    assert quiet._exchange()(cores[0], cores[-1], 10) == 0
+    assert sorted(os.sched_getaffinity(0)) == cores
 
 
 def test_waiting_ends_with_quiet_or_with_patience(machine: Any) -> None:
@@ -163,11 +193,14 @@ def test_only_waits_while_a_sample_runs_count_those_of_the_judge_too(
     monkeypatch.setattr(process_tree, "own_queued_s", lambda: next(own))
     monkeypatch.setattr(cpu_rounds, "Quiet", Quiet)
     nothing = dict.fromkeys(("begin_warm_up", "refresh", "require_untouched"), lambda *given: None)
-    operands = SimpleNamespace(slots=4, fresh_processes=False, check=lambda *given, **how: 0.0, **nothing)
+    read: list[int] = []
+    arena = SimpleNamespace(read=read.append)
+    operands = SimpleNamespace(slots=4, fresh_processes=False, check=lambda *given, **how: 0.0, arena=arena, **nothing)
     terms = Terms(SEARCH, np.random.default_rng(0), clock=ticking())
     rounds = cpu_rounds._CpuRounds(operands, {"library": arm}, {}, terms, 60.0)
     assert scripted_times.REAL["sample"](rounds, "library", 2) == 0.002
     assert says in rounds.disturbed() and bool(says) == bool(rounds.disturbed())
+    assert read == [2], "what its launches meet was brought into caches once"
 
 
 @pytest.mark.parametrize("protocol", [SEARCH, SERVER])

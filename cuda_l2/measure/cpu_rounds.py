@@ -152,6 +152,8 @@ class _CpuRounds(Rounds):
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         queued_s = arm.queued_s()  # of threads that wait for nothing now
         self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
+        if not self.protocol.evict:
+            self.operands.arena.read(count)  # the checks before the sample have left it in memory for some launches
         queued_s += process_tree.own_queued_s()  # this thread's wait for a core would be in the sample too
         arm.thaw()
         # its first thread's, which sleeps as soon as it has answered; others of an arm spin for a while on theirs and

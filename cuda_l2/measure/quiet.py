@@ -3,17 +3,24 @@
 Taking arms by turns does not help where they suffer differently: threads that wait for one another lose milliseconds
 when one of them loses its core, and a single thread loses little. Signs, each measured around a sample or a round:
 time that an arm's threads waited for a core in the scheduler's queue, time that a host gave to other guests, throttling
-by a control group's quota, and a canary: known work in this process that takes longer when a core is shared or slow.
+by a control group's quota, and two canaries: work of this process that takes longer when a core is shared or slow,
+and a cache line that two cores hand to and fro, which takes longer where a host has moved one of them.
 """
 
+import ctypes
+import functools
 import hashlib
 import math
 import os
 import statistics
+from collections.abc import Callable
+from pathlib import Path
 
+from cuda_l2.machine import cpu
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import NOTICED_CORES, Others, OtherWork, stolen_s
 from cuda_l2.system import control_groups
+from cuda_l2.system.native import compiled
 from cuda_l2.system.steps import step
 
 WAITED_SHARE, WAITED_S = 0.05, 0.001
@@ -27,6 +34,13 @@ SLOWER = 1.4
 """Times the median of what the canary took before: a clock that stays lower is no disturbance."""
 CANARIES = 3
 """So many tell what is usual."""
+EXCHANGE = Path(cpu.__file__).with_name("exchange.c")
+EXCHANGES = 3000
+FARTHER = 3.5
+"""Times the least that exchanges of two cores took in this process. 58 to 150 ns each were seen as a rule, for seconds
+350 to 400: threads that wait for one another take up to twice as long then."""
+_nearest_s: dict[int, float] = {}
+"""The least by the core with which the first one exchanges."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
 
@@ -44,6 +58,7 @@ class Quiet:
         self.waited_s = 0.0
         """Seconds in which it waited for other programs, in total."""
         self._canaries_s: list[float] = []
+        self._looks = 0
         self._why = ""
         self.begin()
 
@@ -53,6 +68,7 @@ class Quiet:
         self._began, self._stolen = self._clock.now(), stolen_s()
         self._throttled = _throttled()
         self._canary()
+        self._exchange()
 
     def sampled(self, seconds: float, waited_s: float) -> None:
         """An arm's sample took so long. waited_s: for a core, summed over its threads."""
@@ -68,6 +84,7 @@ class Quiet:
         if _throttled() != self._throttled:
             self._why = self._why or "a control group's quota stopped this program"
         self._canary()
+        self._exchange()
         return self._why
 
     def wait(self, why: str) -> None:
@@ -101,6 +118,29 @@ class Quiet:
         if min(taken) > SLOWER * usual_s:
             self._why = self._why or f"known work took {min(taken) / usual_s:.1f} times as long as before"
         self._canaries_s.append(min(taken))
+
+    def _exchange(self) -> None:
+        here, *others = sorted(os.sched_getaffinity(0))
+        if not others:
+            return
+        there, taken = others[self._looks % len(others)], []
+        self._looks += 1
+        for _ in range(CANARY_TRIES):
+            start = self._clock.now()
+            _exchange()(here, there, EXCHANGES)
+            taken.append(self._clock.now() - start)
+        nearest_s = _nearest_s[there] = min(*taken, _nearest_s.get(there, math.inf))
+        if min(taken) > FARTHER * nearest_s:
+            farther = min(taken) / nearest_s
+            self._why = self._why or f"two cores took {farther:.1f} times as long as before to exchange data"
+
+
+@functools.cache
+def _exchange() -> Callable[[int, int, int], int]:
+    found: Callable[[int, int, int], int] = ctypes.CDLL(
+        str(compiled(EXCHANGE, "-shared", "-fPIC", "-pthread"))
+    ).exchange
+    return found
 
 
 def _throttled() -> int:

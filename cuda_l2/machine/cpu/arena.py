@@ -108,6 +108,11 @@ class Arena(Closing):
         start = self.offset(tensor.name, slot)
         return self._bytes[start : start + tensor.bytes]
 
+    def read(self, slots: int) -> None:
+        """Read a byte of every cache line of the tensors in the first slots."""
+        for tensor, slot in itertools.product(self.task.tensors, range(slots)):
+            self.row(slot, tensor)[::LINE].max()
+
     def _gaps(self, slot: int) -> Iterator[Bytes]:
         """The rest of each tensor's first and last page: all that is mapped beside it."""
         for tensor in self.task.tensors:
