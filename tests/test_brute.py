@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from clocks import ticking
 
 from cuda_l2.measure import brute as brute_search
-from cuda_l2.measure import configurations, cublas
+from cuda_l2.measure import configurations, cublas, graph_rounds
 from cuda_l2.measure.baselines._base import all_baselines, beginning, named, product_baselines
 from cuda_l2.measure.baselines.cublaslt_brute import KIND
-from cuda_l2.measure.brute import FINALISTS, Found, survey
+from cuda_l2.measure.brute import FINALISTS, Found, find
 from cuda_l2.measure.configurations import (
     COMPUTE_TYPE,
     LEAST_K,
@@ -29,19 +30,22 @@ from cuda_l2.measure.configurations import (
 from cuda_l2.measure.cublas import AlgoCap, AlgoConfig, Algorithm, Cublas, LtProduct
 from cuda_l2.measure.graph_rounds import GraphRounds
 from cuda_l2.measure.launches import Buffers
+from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.protocols import brief
 from cuda_l2.measure.selection import Selection
-from cuda_l2.measure.tuned import TunedLayout
-from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing, TimingStatus
+from cuda_l2.measure.tuned import Tuned, TunedLayout
+from cuda_l2.records import Accumulate, Arm, Gemm, Interval, Layout, Timing, TimingStatus
 from cuda_l2.report import brute, grid, grid_summary
 from cuda_l2.report.arms import arms_of
 from cuda_l2.rigs import Request, open_rig
 from cuda_l2.runs import settings
 from cuda_l2.runs.grid import chosen, log2_mnk, read_grid, sample
-from cuda_l2.runs.results import Measurement
+from cuda_l2.runs.results import RESULTS, KernelFigures, Measurement, ResultsFile
 from cuda_l2.runs.run_file import Header
 from cuda_l2.runs.settings import SweepSettings
-from cuda_l2.system.errors import UserError
+from cuda_l2.runs.sweep import Sweep
+from cuda_l2.system.errors import EndOfRunError, MachineError, UserError
+from cuda_l2.system.steps import current
 
 SHAPES = Path(__file__).parents[1] / "results" / "h100" / "brute" / "shapes.txt"
 LARGE = Capabilities(66, tuple(range(7, 40)), (35,), True, 7, 1, 7)
@@ -229,7 +233,7 @@ SEEDS = [algorithm(Configuration(66, 20, 35, cluster=5)), algorithm(Configuratio
 
 def run(within_s: float = 1.0, *, check=algorithm, time_us=cost, seeds=SEEDS, space=None) -> Found:
     space = space or Space([LARGE, SMALL], 64)
-    return survey(space, seeds, check, time_us, within_s, np.random.default_rng(0), ticking())
+    return find(space, seeds, check, time_us, within_s, np.random.default_rng(0), ticking())
 
 
 def test_the_best_of_a_large_space_is_found_in_few_tries() -> None:
@@ -305,59 +309,132 @@ class ScriptedTuner:
         return Selection(times.index(min(times)), times, (3,) * len(times), 0.0)
 
 
-def searched(product, monkeypatch, returned: list[Algorithm], right):
-    """What a search finds on the made library, and the tuner that timed it."""
+def searched(product, monkeypatch, returned: list[Algorithm], right, faults: Path = Path("none")):
+    """What a search finds on the made library, and the tuner that timed it. right: of an algorithm and launches."""
     made = product("64x64x1024")
     tuner = ScriptedTuner(made)
     monkeypatch.setattr(made, "launcher", tuner.launcher)
     tuned = TunedLayout(tuple(returned), ("k",) * len(returned), (20.0,) * len(returned), (3,) * len(returned), 0, 0.0)
 
-    def looks(launch) -> bool:
+    def looks(launch, launches: int) -> bool:
         launch(0, 0, 0, 0, 0)
-        return right(tuner.last)
+        return right(tuner.last, launches)
 
-    return brute_search.search(made, 1024, tuned, tuner, Buffers(0, 0, 0, 0), looks, 0.3, ticking()), tuner
+    return brute_search.search(made, 1024, tuned, tuner, Buffers(0, 0, 0, 0), looks, 0.3, faults, ticking()), tuner
 
 
 def test_the_heuristics_best_is_timed_beside_the_finalists(product, monkeypatch) -> None:
     first = product("64x64x1024").configured(Configuration(66, 20, 35, cluster=3))
-    found, tuner = searched(product, monkeypatch, [first], lambda each: True)
+    found, tuner = searched(product, monkeypatch, [first], lambda *_: True)
     assert found and (found.algorithm.tile, found.algorithm.custom_option, found.returned) == (31, 3, False)
     assert first in tuner.final and len(tuner.final) == FINALISTS + 1
     assert found.us == cost(found.algorithm) and found.tried > found.valid > found.wrong == 0
-    found, _ = searched(product, monkeypatch, [found.algorithm], lambda each: True)
+    found, _ = searched(product, monkeypatch, [found.algorithm], lambda *_: True)
     assert found and found.returned
 
 
 def test_a_search_gives_what_is_right_or_nothing(product, monkeypatch) -> None:
     made = product("64x64x1024")
     first = made.configured(Configuration(66, 20, 35, cluster=3))
-    found, tuner = searched(product, monkeypatch, [first], lambda each: each.tile == 24)
+    found, tuner = searched(product, monkeypatch, [first], lambda each, _: each.tile == 24)
     assert found and found.wrong and {each.tile for each in tuner.final} == {24}
     rounded = replace(first, reduction="output type", split_k=4, data="11" * 64)
-    found, tuner = searched(product, monkeypatch, [rounded], lambda each: True)
+    found, tuner = searched(product, monkeypatch, [rounded], lambda *_: True)
     assert found and rounded not in tuner.final
-    assert searched(product, monkeypatch, [first], lambda each: False)[0] is None
+    assert searched(product, monkeypatch, [first], lambda *_: False)[0] is None
 
-    def refused(each: Algorithm) -> bool:
+    def refused(*_: object) -> bool:
         raise cublas.CublasError("cublasLtMatmul", 15)
 
     assert searched(product, monkeypatch, [first], refused)[0] is None
 
 
+def test_a_finalist_that_is_right_at_times_is_not_chosen(product, monkeypatch) -> None:
+    first = product("64x64x1024").configured(Configuration(66, 20, 35, cluster=3))
+    found, tuner = searched(product, monkeypatch, [first], lambda each, launches: launches == 1 or each.tile != 31)
+    assert found and min(tuner.final, key=cost).tile == 31
+    left = [cost(each) for each in tuner.final if each.tile != 31]
+    assert found.algorithm.tile != 31 and found.us == cost(found.algorithm) == min(left) and found.wrong
+    assert searched(product, monkeypatch, [first], lambda each, launches: launches == 1)[0] is None
+
+
+def test_a_configuration_that_faults_ends_the_run_and_is_not_launched_again(product, monkeypatch, tmp_path) -> None:
+    first = product("64x64x1024").configured(Configuration(66, 20, 35, cluster=3))
+    faults, faulted = tmp_path / "faults.txt", []
+
+    def right(each: Algorithm, _: int) -> bool:
+        assert each.data not in faulted
+        if each.tile == 31:
+            faulted.append(each.data)
+            raise RuntimeError("an illegal memory\naccess")
+        return True
+
+    for _ in range(2):
+        with pytest.raises(EndOfRunError, match=r"an illegal memory access.*it goes on without this configuration"):
+            searched(product, monkeypatch, [first], right, faults)
+    assert faults.read_text().split() == faulted and len(faulted) == 2
+
+    def out_of_memory(*_: object) -> bool:
+        raise torch.cuda.OutOfMemoryError
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        searched(product, monkeypatch, [first], out_of_memory, faults)
+    assert faults.read_text().split() == faulted
+    found, _ = searched(product, monkeypatch, [first], lambda *_: True, faults)
+    assert found and found.wrong == 2 and found.algorithm.data not in faulted
+
+
+class MadeLibraries(Libraries):
+    """One product on the made library, tuned before; nothing is launched."""
+
+    def __init__(self, made: LtProduct) -> None:
+        (first,) = [made.configured(Configuration(66, 20, 35, cluster=3))]
+        layout = TunedLayout((first,), ("k",), (20.0,), (3,), 0, 0.0)
+        self._made, self._target, self._tuner = made, SimpleNamespace(model="gpu", driver="1"), None
+        self._tuned = {Gemm(64, 64, 1024): Tuned(64, 64, 1024, Accumulate.FP32, "adaptive", layout, None, 1.0, "")}
+        self._searches, self._searched = dict.fromkeys(Layout, 2.0), {}
+
+    def product(self, gemm: Gemm, layout: Layout) -> LtProduct:
+        return self._made
+
+
+def test_a_search_in_which_the_library_fails_finds_nothing(product, monkeypatch) -> None:
+    made, shown = product("64x64x1024"), []
+
+    def fails() -> list[int]:
+        shown.append(current())
+        raise cublas.CublasError("cublasLtMatmulAlgoGetIds", 14)
+
+    monkeypatch.setattr(made, "algorithm_ids", fails)
+    libraries, gemm = MadeLibraries(made), Gemm(64, 64, 1024)
+    libraries.search(gemm, Buffers(0, 0, 0, 0), lambda *_: True)
+    assert libraries.is_searched(gemm) and [libraries.searched(gemm, each) for each in Layout] == [None, None]
+    (step,) = shown  # the finalists' rounds come after the time of the search
+    assert "for 2 s, then timing the best, B NN" in step.name and math.isinf(step.limit_s)
+
+
+def test_an_attribute_that_cannot_be_read_is_the_default() -> None:
+    unread = dict.fromkeys(Configuration.__slots__, cublas.UNREAD) | {"id": 66, "reduction": "-1"}
+    assert replace(SEEDS[0], **unread).configuration == Configuration(66)
+
+
 # options, and what is reported
 
 
-def test_the_control_is_timed_only_where_it_is_asked_for(monkeypatch) -> None:
+def test_a_search_is_made_only_where_it_is_asked_for(monkeypatch) -> None:
     monkeypatch.setattr(settings, "chosen", lambda target: "cuda")
     request = SweepSettings(grid="64x64x64").request()
-    assert not request.surveys and not [each for each in request.baselines if each.surveyed]
+    assert not request.searches and not [each for each in request.baselines if each.searched]
     request = SweepSettings(grid="64x64x64", brute="3s").request()
-    assert request.surveys == {Layout.NN: 3.0, Layout.TN: 3.0}
+    assert request.searches == {Layout.NN: 3.0, Layout.TN: 3.0}
     request = SweepSettings(grid="64x64x64", brute="2s", arms=f"{KIND} TN,cuBLASLt-AutoTuning").request()
-    assert request.surveys == {Layout.TN: 2.0}
-    with pytest.raises(UserError, match="arms that begin so"):
+    assert request.searches == {Layout.TN: 2.0}
+    assert request.retune and not SweepSettings(grid="64x64x64").request().retune
+    with pytest.raises(UserError, match="name it in --arms too"):
         SweepSettings(grid="64x64x64", brute="2s", arms="cuBLAS NN").request()
+    for arms in (KIND, f"cuBLASLt-AutoTuning,{KIND} NN"):
+        with pytest.raises(UserError, match=rf"{KIND}.* needs --brute 3s"):
+            SweepSettings(grid="64x64x64", arms=arms).request()
 
 
 def test_without_a_gpu_the_option_says_so() -> None:
@@ -367,15 +444,41 @@ def test_without_a_gpu_the_option_says_so() -> None:
         SweepSettings(grid="64x64x64", brute="soon", target="cpu").request()
 
 
+def test_results_of_another_search_are_not_gone_on_with(monkeypatch) -> None:
+    with Sweep(SweepSettings(target="cpu", baselines_only=True)) as opened:
+        plain = opened.header([])
+        opened.settings = replace(opened.settings, brute="3s")
+        assert opened.header([]).settings == plain.settings | {"brute": "3s"} and "brute" not in plain.settings
+
+
+def test_a_fault_of_a_search_ends_the_run_at_its_shape(tmp_path, monkeypatch) -> None:
+    gemms, opened = read_grid("2x8x8,3x8x8"), Sweep(SweepSettings(target="cpu", baselines_only=True))
+    with opened, monkeypatch.context() as patch, ResultsFile(tmp_path / RESULTS, opened.header(gemms)) as results:
+        patch.setattr(opened.rig, "open", raising(EndOfRunError("faulted")))
+        patch.setattr(opened.rig, "close", raising(MachineError("lost")))
+        with pytest.raises(EndOfRunError, match="2x8x8: faulted"), opened:
+            opened.run(gemms, results)
+        assert not results.records
+        with pytest.raises(MachineError, match="lost"), opened:
+            pass
+
+
+def raising(error: Exception):
+    def raises(*_: object, **__: object) -> None:
+        raise error
+
+    return raises
+
+
 def test_nothing_is_ready_that_was_not_searched() -> None:
     class Libraries:
-        def surveyed(self, gemm: Gemm, layout: Layout) -> None:
+        def searched(self, gemm: Gemm, layout: Layout) -> None:
             return None
 
     for baseline in all_baselines().values():
-        if baseline.surveyed:
+        if baseline.searched:
             assert not baseline.ready(Libraries(), Gemm(64, 64, 64))
-    assert [each.name for each in product_baselines("cuda") if each.surveyed] == [f"{KIND} NN", f"{KIND} TN"]
+    assert [each.name for each in product_baselines("cuda") if each.searched] == [f"{KIND} NN", f"{KIND} TN"]
 
 
 def measurement(ours: bool, gemm: Gemm = Gemm(1024, 1024, 1024)) -> Measurement:
@@ -419,9 +522,46 @@ def test_tuned_baselines_and_searched_ones_are_compared_where_they_read_b_alike(
     }
 
 
+def test_a_searched_baseline_that_is_wrong_in_a_round_is_left_out(monkeypatch) -> None:
+    autotuned, found = named("cuBLASLt-AutoTuning NN"), named(f"{KIND} NN")
+    begun: list[list[str]] = []
+
+    class Wrong(GraphRounds):
+        """Rounds whose searched arm gives a wrong result."""
+
+        def __init__(self, gpu, baselines, *_: object) -> None:
+            begun.append([each.name for each in baselines])
+
+        def run(self) -> None:
+            if found.name in begun[-1]:
+                raise graph_rounds.WrongSearchedError(found.name)
+
+        def finish(self, start: float) -> dict[str, str]:
+            return {"candidate": "timed"}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(graph_rounds, "GraphRounds", Wrong)
+    gpu, terms = graph_rounds.Gpu(None, 1, 1), SimpleNamespace(clock=ticking())
+    timed = graph_rounds.measure_cuda(gpu, [autotuned, found], {}, None, terms)
+    assert timed == {"candidate": "timed"} and begun == [[autotuned.name, found.name], [autotuned.name]]
+    with pytest.raises(UserError, match=f"{found.name} was right when it was searched and wrong in a timed round"):
+        graph_rounds.measure_cuda(gpu, [found], {}, None, terms)
+
+
+def test_our_launch_is_the_one_that_was_selected() -> None:
+    kernels = tuple(
+        KernelFigures(Layout.NN, False, name, "f", (), selected, Interval(us, us, us), ((f"{KIND} NN", over),))
+        for name, selected, us, over in (("a", 7.0, 8.5, Interval(1.1, 1, 1.2)), ("b", 7.5, 8.0, Interval(1.2, 1, 1.3)))
+    )
+    (found,) = brute.searched([replace(measurement(True), kernels=kernels)])
+    assert (found.ours_us, found.over_ours) == (8.5, Interval(1.1, 1, 1.2))
+
+
 @pytest.mark.parametrize("ours", [False, True])
-def test_the_control_is_compared_with_autotuned(ours) -> None:
-    (found,) = brute.controls([measurement(ours)])
+def test_what_was_searched_is_compared_with_autotuned(ours) -> None:
+    (found,) = brute.searched([measurement(ours)])
     assert found.ratio == Interval(10 / 9, 1.1, 1.122)
     assert (found.ours_us, found.over_ours and found.over_ours.estimate) == ((8.0, 9 / 8) if ours else (None, None))
 
@@ -438,7 +578,7 @@ def test_the_summary_tells_ratio_algorithm_and_means() -> None:
     assert brute.lines("offline", [plain]) == []
 
 
-def test_tables_and_summary_have_the_control() -> None:
+def test_tables_and_summary_have_the_search() -> None:
     about = Header("a GPU", {"torch": "2"}, {}, "2026-01-01T00:00:00+00:00")
     (row,) = grid.rows(about, [measurement(False)])
     over = "cublaslt_autotuning_nn_over_cublaslt_brute_nn"

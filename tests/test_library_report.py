@@ -78,6 +78,14 @@ def test_the_baseline_is_the_fastest_of_the_run_or_of_the_layout_asked_for() -> 
     assert library.ratio(m, kernel, lambda baseline: baseline.kind == "torch.matmul") is None
 
 
+def test_what_a_search_found_is_no_autotuned_baseline() -> None:
+    m = measured("64x64x64", TIMES, BASELINES | {"cuBLASLt-brute NN": 5.0})
+    kernel = library.chosen(m, dependent=False)
+    found, strongest = library.ratio(m, kernel), library.ratio(m, kernel, library.any_of_them)
+    assert found and found.estimate == pytest.approx(10 / 8.5)
+    assert strongest and strongest.estimate == pytest.approx(5 / 8.5)
+
+
 def test_the_fp16_class_meets_the_faster_of_both_autotuned_classes() -> None:
     baselines = BASELINES | {"cuBLASLt-AutoTuning-32F NN": 9.0, "cuBLASLt-AutoTuning-32F TN": 9.5}
     m = measured("64x64x64:fp16", TIMES, baselines)

@@ -10,8 +10,10 @@ import math
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.configurations import Configuration, Space
@@ -19,6 +21,8 @@ from cuda_l2.measure.cublas import ROUNDED, Algorithm, CublasError, Launch, LtPr
 from cuda_l2.measure.launches import Buffers, on
 from cuda_l2.measure.tuned import TunedLayout
 from cuda_l2.measure.tuning import REHEAT_S, Tuner
+from cuda_l2.system.errors import EndOfRunError
+from cuda_l2.system.files import write_text
 
 FINALISTS = 8
 """The fastest so far: their neighbours are tried. The last of them are timed in rounds with the heuristic's best."""
@@ -27,10 +31,12 @@ MOST_STALE = 5000
 QUICK_US, QUICK_LAUNCHES = 100.0, 16
 """Device time of a quick sample, and how many launches it may have."""
 SEED = 28
+CHECKED = 4
+"""Launches of a finalist, on different operands, that must be right after its rounds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class Searched:
     """What a search among configurations found for one product and layout."""
 
     algorithm: Algorithm
@@ -45,7 +51,7 @@ class Surveyed:
 
 @dataclass
 class Found:
-    """What a survey has tried so far."""
+    """What a search has tried so far."""
 
     times_us: dict[str, float] = field(default_factory=dict)  # of right ones, by descriptor
     ranked: list[tuple[float, int, Algorithm]] = field(default_factory=list)  # the fastest first
@@ -54,7 +60,7 @@ class Found:
     wrong: int = 0
 
 
-def survey(
+def find(
     space: Space,
     seeds: Sequence[Algorithm],
     check: Callable[[Configuration], Algorithm | None],
@@ -104,51 +110,71 @@ def search(
     tuned: TunedLayout,
     tuner: Tuner,
     buffers: Buffers,
-    right: Callable[[Launch], bool],
+    right: Callable[[Launch, int], bool],
     within_s: float,
+    faults: Path,
     clock: Clock = CLOCK,
-) -> Surveyed | None:
+) -> Searched | None:
     """The fastest right configuration of a product; None where all that were tried fail.
 
-    tuned: what autotuning found. right: launches once and says whether C is the product. Overwrites C.
+    tuned: what autotuning found. right: whether C is the product after each of a number of launches. Overwrites C.
+    within_s: without the heuristic's algorithms and the finalists' rounds. faults: file of descriptors that are not
+    launched but count as wrong; one that faults is added, with EndOfRunError.
     """
     began = clock.now()
+    faulted = faults.read_text().split() if faults.exists() else []
     order = sorted(range(len(tuned.algorithms)), key=lambda number: (number != tuned.chosen, tuned.times_us[number]))
     seeds = [tuned.algorithms[number] for number in order if tuned.algorithms[number].reduction not in ROUNDED]
     launches = max(1, min(QUICK_LAUNCHES, round(QUICK_US / tuned.times_us[tuned.chosen])))
 
-    def time_us(algorithm: Algorithm) -> float:
+    def time_us(algorithm: Algorithm, checked: int = 1) -> float:
+        if algorithm.data in faulted:
+            return math.inf
         launch = product.launcher(algorithm)
         try:
-            if not right(launch):
+            if not right(launch, checked):
                 return math.inf
             return tuner.quick(on(launch, buffers), launches)
         except CublasError:  # the library's check promises less than it says
             return math.inf
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of the driver, as after an illegal address
+            write_text(faults, "\n".join([*faulted, algorithm.data]) + "\n")
+            raise EndOfRunError(
+                f"a configuration that --brute tried faulted ({' '.join(str(error).split())}), which ends the process;"
+                " run the command again: it goes on without this configuration"
+            ) from error
 
     known = [product.capabilities(each) for each in product.algorithm_ids()]
     space, rng = Space([each for each in known if each], k), np.random.default_rng(SEED)
-    found = survey(space, seeds, product.configured, time_us, within_s, rng, clock)
+    found = find(space, seeds, product.configured, time_us, within_s, rng, clock)
     best = [algorithm for *_, algorithm in found.ranked[:FINALISTS]]
     if seeds and seeds[0] not in best and math.isfinite(found.times_us[seeds[0].data]):
         best.append(seeds[0])
     if not best:
         return None
     final = tuner.by_replays([on(product.launcher(each), buffers) for each in best], REHEAT_S)
-    chosen = best[final.chosen]
+    fastest = sorted(range(len(best)), key=lambda number: (number != final.chosen, final.times_us[number]))
+    # right at times is wrong
+    wrong = list(itertools.takewhile(lambda number: math.isinf(time_us(best[number], CHECKED)), fastest))
+    if len(wrong) == len(best):
+        return None
+    number = fastest[len(wrong)]
+    chosen = best[number]
     returned = any(each.data == chosen.data for each in tuned.algorithms)
-    counts = len(found.tried), found.valid, found.wrong
-    return Surveyed(chosen, final.times_us[final.chosen], final.regret, returned, *counts, clock.now() - began)
+    counts = len(found.tried), found.valid, found.wrong + len(wrong)
+    return Searched(chosen, final.times_us[number], final.regret, returned, *counts, clock.now() - began)
 
 
 def _proposals(space: Space, ids: Sequence[int], found: Found, rng: np.random.Generator) -> Iterator[Configuration]:
     """Neighbours of one of the fastest, then a draw: by turns of the heuristic's algorithms and of all."""
     queues: dict[str, list[Configuration]] = {}
     everything = space.ids
+    if not everything:
+        return
     favoured = [each for each in dict.fromkeys(ids) if each in everything] or everything
     for turn in itertools.count():
-        if not everything:
-            return
         leaders = found.ranked[:FINALISTS]
         if leaders:
             algorithm = leaders[int(rng.integers(len(leaders)))][2]

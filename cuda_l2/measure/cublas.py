@@ -86,6 +86,8 @@ _PREFERENCE_MAX_WORKSPACE_BYTES = 1
 _PREFERENCE_MIN_ALIGNMENTS = (5, 6, 7, 8)  # of the first matrix, the second, C and D
 _TRANSPOSE = 1
 _UNSIGNED_SPLIT = (1 << 32) - 1
+UNREAD = -1
+"""An attribute that this kind of algorithm does not have."""
 _GEMM_DEFAULT_TENSOR_OP = 99
 _NOT_SUPPORTED = 15
 _STATUSES = {
@@ -133,9 +135,9 @@ class Algorithm:
     def configuration(self) -> Configuration:
         """What is set of it, so that others like it can be tried."""
         values = {each.name.lower(): getattr(self, each.name.lower()) for each in AlgoConfig}
-        schemes = {name: scheme for scheme, name in REDUCTIONS.items()}
-        split_k = LIBRARYS_SPLIT if self.split_k == _UNSIGNED_SPLIT else self.split_k
-        return Configuration(**values | {"split_k": split_k, "reduction": schemes.get(self.reduction, 0)})
+        values["reduction"] = next((scheme for scheme, name in REDUCTIONS.items() if name == self.reduction), 0)
+        known = {name: value for name, value in values.items() if value != UNREAD}
+        return Configuration(**known | ({"split_k": LIBRARYS_SPLIT} if self.split_k == _UNSIGNED_SPLIT else {}))
 
 
 def compute_type(accumulate: Accumulate) -> ComputeType:
@@ -446,5 +448,5 @@ class LtProduct:
                 *(ctypes.byref(algo), attribute, ctypes.byref(value), ctypes.sizeof(value), ctypes.byref(written))
             )
         except CublasError:
-            return -1  # an attribute that this kind of algorithm does not have
+            return UNREAD
         return int(value.value)

@@ -46,6 +46,10 @@ LOOKED_AT = 4
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
 
 
+class WrongSearchedError(Exception):
+    """A baseline that a search found, by name, gave a wrong result in a timed round."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """What every measurement on a GPU shares."""
@@ -67,7 +71,7 @@ def measure_cuda(
 
     The reference is the strongest baseline of those that read B as one of the kernels does; the others are timed beside
     them. Without kernels the first baseline stands in their place. Rounds end when the first kernel's ratio is known.
-    Where they fail, every kernel has the same failure.
+    Where they fail, every kernel has the same failure. A baseline from a search that gives a wrong result is left out.
     """
     start = terms.clock.now()
     try:
@@ -75,6 +79,11 @@ def measure_cuda(
         with contextlib.closing(rounds), gpu.turns.taken(alone=True):
             rounds.run()
             return rounds.finish(start)
+    except WrongSearchedError as wrong:
+        left = [each for each in baselines if each.name != str(wrong)]
+        if not left:
+            raise UserError(f"{wrong} was right when it was searched and wrong in a timed round") from None
+        return measure_cuda(gpu, left, kernels, memory, terms)
     except (Fault, WrongOutput) as error:
         gpu.workers.renew()
         names = list(kernels) or [baselines[0].name]
@@ -225,6 +234,8 @@ class GraphRounds(Rounds):
             if name in self.kernels:
                 raise
             self._memory.require_untouched()  # else it is the candidate that spoilt what both read
+            if self._baselines[name].searched:
+                raise WrongSearchedError(name) from None
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None
@@ -267,7 +278,7 @@ class GraphRounds(Rounds):
             (tuned.name, searched.name, self.ratio(tuned.name, searched.name))
             for searched in self._baselines.values()
             for tuned in self._baselines.values()
-            if searched.surveyed and tuned.tuned and not tuned.surveyed and tuned.layout is searched.layout
+            if searched.searched and tuned.autotuned and tuned.layout is searched.layout
         )
 
     def close(self) -> None:

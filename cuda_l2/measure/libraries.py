@@ -22,7 +22,7 @@ from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.machine.cuda.driver import check
 from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
 from cuda_l2.measure import brute, cublas, cuda_torch
-from cuda_l2.measure.brute import Surveyed
+from cuda_l2.measure.brute import Searched
 from cuda_l2.measure.choices import Choices
 from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, Launch, LtProduct
 from cuda_l2.measure.launches import Buffers, Enqueue, captured_kernels, on, wait
@@ -54,15 +54,15 @@ class Libraries(Closing):
         retunes: bool = False,
         choices: Path | None = None,
         keeps: bool = True,
-        surveys: Mapping[Layout, float] = MappingProxyType({}),
+        searches: Mapping[Layout, float] = MappingProxyType({}),
     ) -> None:
         """method: how algorithms are timed, one of TUNINGS.
 
         retunes: whether choices that earlier processes stored are made anew. choices: file of choices for many
         products, used where the cache has none. keeps: whether choices are stored; not where other work on the GPU
-        disturbs them. surveys: seconds to search among all configurations, by the layout of B; else it is not done.
+        disturbs them. searches: seconds to search among all configurations, by the layout of B; else it is not done.
         """
-        self._method, self._retunes, self._keeps, self._surveys = method, retunes, keeps, surveys
+        self._method, self._retunes, self._keeps, self._searches = method, retunes, keeps, searches
         self._target = cuda.detect()
         self._choices = Choices(choices, self.machine) if choices else None
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
@@ -73,7 +73,7 @@ class Libraries(Closing):
         self._tuner = Tuner(self.stream, helpers, np.random.default_rng(0))
         self._products: dict[tuple[Gemm, Layout], LtProduct] = {}
         self._tuned: dict[Gemm, Tuned] = {}
-        self._surveyed: dict[tuple[Gemm, Layout], Surveyed | None] = {}
+        self._searched: dict[tuple[Gemm, Layout], Searched | None] = {}
         self._compiled: dict[Gemm, cuda_torch.Compiled] = {}
         self.chose = 0
         """Products whose algorithms this process timed."""
@@ -153,31 +153,34 @@ class Libraries(Closing):
             raise RuntimeError(f"tune {gemm} before launching cuBLASLt's choice")
         return self._tuned[gemm.any_layout]
 
-    def survey(self, gemm: Gemm, buffers: Buffers, right: Callable[[Layout, Launch], bool]) -> None:
-        """Search among all configurations in the layouts that are surveyed, once a product. Overwrites C.
+    def search(self, gemm: Gemm, buffers: Buffers, right: Callable[[Layout, Launch, int], bool]) -> None:
+        """Search among all configurations in the layouts that are searched, once a product. Overwrites C.
 
-        Needs `tune` before. right: launches once and says whether C is the product.
+        Needs `tune` before. right: see `brute.search`. A search in which the library fails finds nothing;
+        EndOfRunError where a configuration faults.
         """
         gemm, tuned = gemm.any_layout, self.tuned(gemm)
-        for layout, within_s in self._surveys.items():
-            if (gemm, layout) in self._surveyed:
+        for layout, within_s in self._searches.items():
+            if (gemm, layout) in self._searched:
                 continue
             found, chosen = tuned.of(layout), None
             if found:
-                product, said = self.product(gemm, layout), f"searching cuBLASLt's configurations, B {layout.upper()}"
-                with step(said, within_s):
-                    chosen = brute.search(
-                        product, gemm.k, found, self._tuner, buffers, partial(right, layout), within_s
-                    )
-            self._surveyed[gemm, layout] = chosen
+                product, looks = self.product(gemm, layout), partial(right, layout)
+                faults = self.choice_path(gemm, f"faults-{layout}").with_suffix(".txt")
+                said = (
+                    f"searching cuBLASLt's configurations for {within_s:g} s, then timing the best, B {layout.upper()}"
+                )
+                with step(said), contextlib.suppress(CublasError):
+                    chosen = brute.search(product, gemm.k, found, self._tuner, buffers, looks, within_s, faults)
+            self._searched[gemm, layout] = chosen
 
-    def is_surveyed(self, gemm: Gemm) -> bool:
+    def is_searched(self, gemm: Gemm) -> bool:
         """Whether nothing is left of the searches that were asked for."""
-        return all((gemm.any_layout, layout) in self._surveyed for layout in self._surveys)
+        return all((gemm.any_layout, layout) in self._searched for layout in self._searches)
 
-    def surveyed(self, gemm: Gemm, layout: Layout) -> Surveyed | None:
-        """What `survey` found; None where it found nothing or was not called."""
-        return self._surveyed.get((gemm.any_layout, layout))
+    def searched(self, gemm: Gemm, layout: Layout) -> Searched | None:
+        """What `search` found; None where it found nothing or was not called."""
+        return self._searched.get((gemm.any_layout, layout))
 
     def facts(self, gemm: Gemm) -> dict[str, Any]:
         """The libraries' version, types and workspace, for the record of a baseline."""
@@ -207,7 +210,7 @@ class Libraries(Closing):
         for key in [key for key in self._products if key[0].sizes == size]:
             self._products.pop(key).close()
         self._tuned = {gemm: tuned for gemm, tuned in self._tuned.items() if gemm.sizes != size}
-        self._surveyed = {key: found for key, found in self._surveyed.items() if key[0].sizes != size}
+        self._searched = {key: found for key, found in self._searched.items() if key[0].sizes != size}
         self._compiled = {gemm: compiled for gemm, compiled in self._compiled.items() if gemm.sizes != size}
 
     def _recall(self, path: Path, gemm: Gemm) -> Tuned | None:

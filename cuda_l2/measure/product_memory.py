@@ -71,7 +71,7 @@ class ProductMemory(TimedMemory):
 
     @property
     def tuned(self) -> bool:  # type: ignore[override] # where libraries tune it is no constant
-        return self._libraries.is_tuned(self.gemm) and self._libraries.is_surveyed(self.gemm)
+        return self._libraries.is_tuned(self.gemm) and self._libraries.is_searched(self.gemm)
 
     def tune(self) -> None:
         """Let cuBLASLt choose its best algorithms for both layouts of B, and search beyond them where asked for."""
@@ -83,19 +83,20 @@ class ProductMemory(TimedMemory):
         pointers = (self.a(0), b_nn, b_tn, self.output(0))
         buffers = Buffers(*(tensor.data_ptr() for tensor in pointers))
         self._libraries.tune(self.gemm, buffers)
-        self._libraries.survey(self.gemm, buffers, self._right)
+        self._libraries.search(self.gemm, buffers, self._right)
 
-    def _right(self, layout: Layout, launch: Launch) -> bool:
-        """Whether a launch on the first place gives the product, in the precision of the task's class."""
+    def _right(self, layout: Layout, launch: Launch, launches: int) -> bool:
+        """Whether launches on the windows in turn give the product, in the precision of the task's class."""
         b, stream = self._b_of(layout), self.stream
-        self.poisoning(0)()
-        address = self.b(0, b).data_ptr()
-        launch(stream.cuda_stream, self.a(0).data_ptr(), address, address, self.output(0).data_ptr())
-        stream.synchronize()
-        try:
-            self._check([self.output(0)], [0], False, b, self.gemm.accumulate)
-        except WrongOutput:
-            return False
+        for place in (number % self.arena.windows for number in range(launches)):
+            self.poisoning(place)()
+            address = self.b(place, b).data_ptr()
+            launch(stream.cuda_stream, self.a(place).data_ptr(), address, address, self.output(place).data_ptr())
+            stream.synchronize()
+            try:
+                self._check([self.output(place)], [place], False, b, self.gemm.accumulate)
+            except WrongOutput:
+                return False
         return True
 
     def available(self) -> list[LibraryProduct]:
@@ -293,7 +294,7 @@ def library_outputs(libraries: Libraries, gemm: Gemm, a: torch.Tensor, b: torch.
     for baseline in library_baselines(libraries, gemm):
         skipped = baseline.tuned and not libraries.is_tuned(gemm)
         # the compiler's kernels are not NVIDIA's, and the heuristic knows why it leaves a configuration out
-        if not (baseline.compiled or baseline.surveyed or skipped):
+        if not (baseline.compiled or baseline.searched or skipped):
             outputs.append(torch.empty(gemm.m, gemm.n, dtype=a.dtype, device=a.device))
             launch, stream = baseline.launcher(libraries, gemm), torch.cuda.current_stream().cuda_stream
             launch(stream, *(tensor.data_ptr() for tensor in (a, b_nn, b_tn, outputs[-1])))

@@ -1,4 +1,4 @@
-"""cuBLASLt beyond its heuristic's list, as a control: how much faster a search among all configurations makes it."""
+"""cuBLASLt searched beyond its heuristic's list: how much faster a search among all configurations makes it."""
 
 import math
 import statistics
@@ -9,6 +9,7 @@ from typing import Any
 from cuda_l2.measure.baselines import cublaslt_autotuned, cublaslt_brute
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Gemm, Interval, Layout
+from cuda_l2.report import library
 from cuda_l2.report.arms import arms_of
 from cuda_l2.runs.results import Measurement
 from cuda_l2.system.files import markdown_table
@@ -32,7 +33,7 @@ HEAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class Searched:
     """One shape and layout of B."""
 
     gemm: Gemm
@@ -41,11 +42,11 @@ class Control:
     brute_us: float
     ratio: Interval  # t_autotuned / t_brute
     found: Mapping[str, Any]  # what was searched and found
-    ours_us: float | None = None  # of the fastest plain launch in this layout
+    ours_us: float | None = None  # of the plain launch that was selected in this layout
     over_ours: Interval | None = None  # t_brute / t_ours
 
 
-def controls(measurements: Sequence[Measurement]) -> Iterator[Control]:
+def searched(measurements: Sequence[Measurement]) -> Iterator[Searched]:
     """Every layout in which a shape's timing has both the autotuned and the searched algorithm."""
     for measurement in measurements:
         timing = measurement.timing
@@ -56,7 +57,7 @@ def controls(measurements: Sequence[Measurement]) -> Iterator[Control]:
             brute, autotuned = (f"{kind} {layout.name}" for kind in (cublaslt_brute.KIND, cublaslt_autotuned.KIND))
             ratio = next((ratio for *names, ratio in timing.among if names == [autotuned, brute]), None)
             if ratio:
-                yield Control(
+                yield Searched(
                     measurement.gemm,
                     layout,
                     arms[autotuned].latency_us.estimate,
@@ -69,7 +70,7 @@ def controls(measurements: Sequence[Measurement]) -> Iterator[Control]:
 
 def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     """Markdown: a row a shape and layout, then geometric means; empty where nothing was searched."""
-    found = sorted(controls(measurements), key=lambda each: (each.gemm.flops, each.gemm, each.layout))
+    found = sorted(searched(measurements), key=lambda each: (each.gemm.flops, each.gemm, each.layout))
     if not found:
         return []
     rows = [
@@ -106,10 +107,9 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
 
 
 def _ours(measurement: Measurement, layout: Layout, brute: str) -> tuple[float | None, Interval | None]:
-    """Time of our fastest plain launch that reads B so, and brute's time over it."""
-    plain = [each for each in measurement.kernels if each.layout is layout and not each.dependent]
-    if plain:
-        best = min(plain, key=lambda each: each.latency_us.estimate)
+    """Time of our plain launch that was selected and reads B so, and brute's time over it."""
+    best = library.chosen(measurement, layout, dependent=False)
+    if best:
         return best.latency_us.estimate, dict(best.speedups).get(brute)
     timing = measurement.timing
     if measurement.kernels or measurement.gemm.layout is not layout or not timing or not timing.candidate:

@@ -31,7 +31,7 @@ Of = Callable[[Baseline], bool]
 
 
 def tuned(baseline: Baseline) -> bool:
-    return baseline.tuned and not baseline.surveyed
+    return baseline.autotuned
 
 
 def any_of_them(baseline: Baseline) -> bool:

@@ -36,9 +36,9 @@ class Request:
             raise UserError(f"there is no way of tuning {self.tuning!r}; choose from {', '.join(TUNINGS)}")
 
     @property
-    def surveys(self) -> dict[Layout, float]:
+    def searches(self) -> dict[Layout, float]:
         """Seconds of search among cuBLASLt's configurations by the layout of B."""
-        wanted = [each.layout for each in self.baselines if each.surveyed and each.layout and self.brute_s]
+        wanted = [each.layout for each in self.baselines if each.searched and each.layout and self.brute_s]
         return dict.fromkeys(wanted, self.brute_s)
 
     def reported(self, available: Sequence[B], protocol: str = "") -> list[B]:

@@ -116,7 +116,7 @@ class CudaRig(Rig):
                     retunes=request.retune,
                     choices=request.choices,
                     keeps=tunes,
-                    surveys=request.surveys,
+                    searches=request.searches,
                 )
             )
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))

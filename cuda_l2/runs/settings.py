@@ -126,17 +126,21 @@ class SweepSettings:
 
         known = product_baselines(chosen(self.target))
         brute_s = seconds(self.brute) if self.brute else 0.0
-        left_out = [each for each in known if (each.compiled and not self.compile) or (each.surveyed and not brute_s)]
+        for text in listed(self.arms):
+            if not brute_s and all(each.searched for each in beginning([text], known)):
+                raise UserError(f"{text} needs --brute 3s")
+        left_out = [each for each in known if (each.compiled and not self.compile) or (each.searched and not brute_s)]
         wanted = [each for each in beginning(listed(self.arms), known) if each not in left_out]
         if not wanted:
             raise UserError(f"no baseline is left to time: choose from {', '.join(each.name for each in known)}")
-        if brute_s and not any(each.surveyed for each in wanted):
-            raise UserError(
-                "--brute searches cuBLASLt's configurations: it needs an NVIDIA GPU, and arms that begin so"
-            )
+        if brute_s and not any(each.searched for each in known):
+            raise UserError("--brute searches cuBLASLt's configurations: it needs an NVIDIA GPU")
+        if brute_s and not any(each.searched for each in wanted):
+            raise UserError("--brute makes the arm cuBLASLt-brute: name it in --arms too")
         # a library's kernels meet all baselines once
         in_full = (OFFLINE.name,) if self.library and not self.arms else ()
-        return Request(tuple(wanted), in_full, self.retune, self.tuning, self.choices, brute_s=brute_s)
+        retune = self.retune or brute_s > 0  # what is compared is chosen in the same minutes
+        return Request(tuple(wanted), in_full, retune, self.tuning, self.choices, brute_s=brute_s)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.search import Progress, judge_group
 from cuda_l2.system import paths
 from cuda_l2.system.closing import Closing
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import EndOfRunError, UserError
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.system.values import listed, now
 
@@ -135,7 +135,7 @@ class Sweep(Closing):
     ) -> bool:
         """Measure what `results` does not hold yet, in this order; False where an interrupt ended it.
 
-        A shape that fails is recorded as failed, and the others go on.
+        A shape that fails is recorded as failed, and the others go on, but after EndOfRunError.
         """
         failures = 0
         pending = self.pending(gemms, results)
@@ -187,6 +187,8 @@ class Sweep(Closing):
                 created = measurement.created or now()
                 yield replace(measurement, arms=arms, created=created, seconds=time.perf_counter() - start)
                 start = time.perf_counter()
+        except EndOfRunError as error:
+            raise EndOfRunError(f"{gemm}: {error}") from error
         except _CannotMeasure as error:
             status, reason = error.status, str(error)
         except (UserError, ContractError, RuntimeError) as error:  # a library's or the driver's on one shape is no end

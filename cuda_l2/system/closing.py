@@ -5,7 +5,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A context manager whose end calls `close`."""
+    """A context manager whose end calls `close`. Where an error ends it, that error is the one raised."""
 
     @abstractmethod
     def close(self) -> None:
@@ -14,5 +14,9 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except RuntimeError:  # after a fault on a GPU nothing can be given back
+            if error is None:
+                raise

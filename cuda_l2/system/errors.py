@@ -5,6 +5,10 @@ class UserError(Exception):
     """Bad input or a missing part of the machine: one line that says what to do. Commands exit with 2."""
 
 
+class EndOfRunError(UserError):
+    """Nothing more can run in this process: other shapes would fail too."""
+
+
 class DeadlyError(UserError):
     """All processes that were given a request have died, one after the other."""
 

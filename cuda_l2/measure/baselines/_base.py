@@ -36,7 +36,7 @@ class Baseline:
     accumulate: Accumulate | None = None  # the class in which it sums; the task's own where there is none
     tuned: bool = False  # it chooses an algorithm by timing several
     compiled: bool = False  # torch.compile makes it, which takes seconds
-    surveyed: bool = False  # a search among configurations makes it, which takes seconds and must be asked for
+    searched: bool = False  # a search among configurations makes it, which takes seconds and must be asked for
 
     of: ClassVar[Any] = Task
     """The kind of task that it computes."""
@@ -45,6 +45,11 @@ class Baseline:
     def name(self) -> str:
         """As it is printed and stored."""
         return self.kind if self.layout is None else f"{self.kind} {self.layout.name}"
+
+    @property
+    def autotuned(self) -> bool:
+        """Whether it chooses among the algorithms that a library proposes."""
+        return self.tuned and not self.searched
 
     def serves(self, task: Task) -> bool:
         """Whether it may compute the task, as far as the task alone says."""
