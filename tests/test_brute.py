@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from clocks import ticking
+from cuda.bindings import driver
 
+from cuda_l2.machine.cuda.driver import DriverError
 from cuda_l2.measure import brute as brute_search
 from cuda_l2.measure import configurations, cublas, graph_rounds
 from cuda_l2.measure.baselines._base import all_baselines, beginning, named, product_baselines
@@ -31,7 +33,8 @@ from cuda_l2.measure.cublas import AlgoCap, AlgoConfig, Algorithm, Cublas, LtPro
 from cuda_l2.measure.graph_rounds import GraphRounds
 from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.libraries import Libraries
-from cuda_l2.measure.protocols import brief
+from cuda_l2.measure.outputs import WrongOutput
+from cuda_l2.measure.protocols import CUDA_PROTOCOLS, brief
 from cuda_l2.measure.selection import Selection
 from cuda_l2.measure.tuned import Tuned, TunedLayout
 from cuda_l2.records import Accumulate, Arm, Gemm, Interval, Layout, Timing, TimingStatus
@@ -309,7 +312,7 @@ class ScriptedTuner:
         return Selection(times.index(min(times)), times, (3,) * len(times), 0.0)
 
 
-def searched(product, monkeypatch, returned: list[Algorithm], right, faults: Path = Path("none")):
+def searched(product, monkeypatch, returned: list[Algorithm], right, faults: Path):
     """What a search finds on the made library, and the tuner that timed it. right: of an algorithm and launches."""
     made = product("64x64x1024")
     tuner = ScriptedTuner(made)
@@ -323,39 +326,44 @@ def searched(product, monkeypatch, returned: list[Algorithm], right, faults: Pat
     return brute_search.search(made, 1024, tuned, tuner, Buffers(0, 0, 0, 0), looks, 0.3, faults, ticking()), tuner
 
 
-def test_the_heuristics_best_is_timed_beside_the_finalists(product, monkeypatch) -> None:
+def test_the_heuristics_best_is_timed_beside_the_finalists(product, monkeypatch, tmp_path) -> None:
+    faults = tmp_path / "faults.txt"
     first = product("64x64x1024").configured(Configuration(66, 20, 35, cluster=3))
-    found, tuner = searched(product, monkeypatch, [first], lambda *_: True)
+    found, tuner = searched(product, monkeypatch, [first], lambda *_: True, faults)
     assert found and (found.algorithm.tile, found.algorithm.custom_option, found.returned) == (31, 3, False)
     assert first in tuner.final and len(tuner.final) == FINALISTS + 1
     assert found.us == cost(found.algorithm) and found.tried > found.valid > found.wrong == 0
-    found, _ = searched(product, monkeypatch, [found.algorithm], lambda *_: True)
+    found, _ = searched(product, monkeypatch, [found.algorithm], lambda *_: True, faults)
     assert found and found.returned
 
 
-def test_a_search_gives_what_is_right_or_nothing(product, monkeypatch) -> None:
+def test_a_search_gives_what_is_right_or_nothing(product, monkeypatch, tmp_path) -> None:
+    faults = tmp_path / "faults.txt"
     made = product("64x64x1024")
     first = made.configured(Configuration(66, 20, 35, cluster=3))
-    found, tuner = searched(product, monkeypatch, [first], lambda each, _: each.tile == 24)
+    found, tuner = searched(product, monkeypatch, [first], lambda each, _: each.tile == 24, faults)
     assert found and found.wrong and {each.tile for each in tuner.final} == {24}
     rounded = replace(first, reduction="output type", split_k=4, data="11" * 64)
-    found, tuner = searched(product, monkeypatch, [rounded], lambda *_: True)
+    found, tuner = searched(product, monkeypatch, [rounded], lambda *_: True, faults)
     assert found and rounded not in tuner.final
-    assert searched(product, monkeypatch, [first], lambda *_: False)[0] is None
+    assert searched(product, monkeypatch, [first], lambda *_: False, faults)[0] is None
 
     def refused(*_: object) -> bool:
         raise cublas.CublasError("cublasLtMatmul", 15)
 
-    assert searched(product, monkeypatch, [first], refused)[0] is None
+    assert searched(product, monkeypatch, [first], refused, faults)[0] is None
 
 
-def test_a_finalist_that_is_right_at_times_is_not_chosen(product, monkeypatch) -> None:
+def test_a_finalist_that_is_right_at_times_is_not_chosen(product, monkeypatch, tmp_path) -> None:
+    faults = tmp_path / "faults.txt"
     first = product("64x64x1024").configured(Configuration(66, 20, 35, cluster=3))
-    found, tuner = searched(product, monkeypatch, [first], lambda each, launches: launches == 1 or each.tile != 31)
+    found, tuner = searched(
+        product, monkeypatch, [first], lambda each, launches: launches == 1 or each.tile != 31, faults
+    )
     assert found and min(tuner.final, key=cost).tile == 31
     left = [cost(each) for each in tuner.final if each.tile != 31]
     assert found.algorithm.tile != 31 and found.us == cost(found.algorithm) == min(left) and found.wrong
-    assert searched(product, monkeypatch, [first], lambda each, launches: launches == 1)[0] is None
+    assert searched(product, monkeypatch, [first], lambda each, launches: launches == 1, faults)[0] is None
 
 
 def test_a_configuration_that_faults_ends_the_run_and_is_not_launched_again(product, monkeypatch, tmp_path) -> None:
@@ -374,14 +382,26 @@ def test_a_configuration_that_faults_ends_the_run_and_is_not_launched_again(prod
             searched(product, monkeypatch, [first], right, faults)
     assert faults.read_text().split() == faulted and len(faulted) == 2
 
-    def out_of_memory(*_: object) -> bool:
-        raise torch.cuda.OutOfMemoryError
-
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        searched(product, monkeypatch, [first], out_of_memory, faults)
+    full = DriverError("cuGraphInstantiate", driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+    for error in (torch.cuda.OutOfMemoryError(), full):
+        with pytest.raises(type(error)):
+            searched(product, monkeypatch, [first], raising(error), faults)
     assert faults.read_text().split() == faulted
     found, _ = searched(product, monkeypatch, [first], lambda *_: True, faults)
     assert found and found.wrong == 2 and found.algorithm.data not in faulted
+
+
+def test_a_fault_in_the_finalists_rounds_leaves_them_out(product, monkeypatch, tmp_path) -> None:
+    first, faults = product("64x64x1024").configured(Configuration(66, 20, 35, cluster=3)), tmp_path / "faults.txt"
+    with monkeypatch.context() as patch:
+        error = DriverError("cuEventSynchronize", driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
+        patch.setattr(ScriptedTuner, "by_replays", raising(error))
+        with pytest.raises(EndOfRunError, match="illegal address"):
+            searched(product, monkeypatch, [first], lambda *_: True, faults)
+    left_out = faults.read_text().split()
+    found, tuner = searched(product, monkeypatch, [first], lambda *_: True, faults)
+    assert found and 0 < found.wrong <= len(left_out) == FINALISTS + 1
+    assert not {each.data for each in tuner.final} & set(left_out)
 
 
 class MadeLibraries(Libraries):
@@ -414,7 +434,7 @@ def test_a_search_in_which_the_library_fails_finds_nothing(product, monkeypatch)
 
 
 def test_an_attribute_that_cannot_be_read_is_the_default() -> None:
-    unread = dict.fromkeys(Configuration.__slots__, cublas.UNREAD) | {"id": 66, "reduction": "-1"}
+    unread = dict.fromkeys(Configuration.__slots__, configurations.UNREAD) | {"id": 66, "reduction": "-1"}
     assert replace(SEEDS[0], **unread).configuration == Configuration(66)
 
 
@@ -548,6 +568,33 @@ def test_a_searched_baseline_that_is_wrong_in_a_round_is_left_out(monkeypatch) -
     assert timed == {"candidate": "timed"} and begun == [[autotuned.name, found.name], [autotuned.name]]
     with pytest.raises(UserError, match=f"{found.name} was right when it was searched and wrong in a timed round"):
         graph_rounds.measure_cuda(gpu, [found], {}, None, terms)
+
+
+def test_rounds_tell_a_wrong_search_from_a_wrong_library(monkeypatch) -> None:
+    class Rounds(GraphRounds):
+        """One sample of a baseline whose result is wrong."""
+
+        def __init__(self, name: str) -> None:
+            self._baselines, self.kernels, self.slots, self._layouts = {name: named(name)}, {}, {}, {name: None}
+            self.protocol, self.clock, self.rng = CUDA_PROTOCOLS["offline"], ticking(), np.random.default_rng(0)
+            self._launch_s, self._sampled_at, self._heated, self.number = {}, 0.0, False, 0
+            self.check_elements, outputs_of = True, lambda place: place
+            self._memory = SimpleNamespace(
+                task=Gemm(64, 64, 64), draws_power=False, outputs_of=outputs_of, poison_baselines=lambda: None
+            )
+            self._memory.check_baseline, self._memory.require_untouched = raising(WrongOutput("2")), lambda: None
+
+        def _played(self, *_: object) -> tuple[None, list[int]]:
+            return None, [0]
+
+        def _replay(self, *_: object) -> float:
+            return 1e-6
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(graph_rounds.WrongSearchedError, match=f"{KIND} NN"):
+        Rounds(f"{KIND} NN").sample(f"{KIND} NN", 1)
+    with pytest.raises(UserError, match="cuBLAS NN gave a wrong result"):
+        Rounds("cuBLAS NN").sample("cuBLAS NN", 1)
 
 
 def test_our_launch_is_the_one_that_was_selected() -> None:

@@ -5,6 +5,7 @@ library accepts is checked and timed once or twice. The fastest few and the heur
 interleaved rounds, as autotuning does. No algorithm that rounds parts of sums to the output's type takes part.
 """
 
+import contextlib
 import itertools
 import math
 from bisect import insort
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cuda_l2.machine.cuda.driver import DriverError
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.configurations import Configuration, Space
 from cuda_l2.measure.cublas import ROUNDED, Algorithm, CublasError, Launch, LtProduct
@@ -119,7 +121,7 @@ def search(
 
     tuned: what autotuning found. right: whether C is the product after each of a number of launches. Overwrites C.
     within_s: without the heuristic's algorithms and the finalists' rounds. faults: file of descriptors that are not
-    launched but count as wrong; one that faults is added, with EndOfRunError.
+    launched but count as wrong. One that faults is added, or all finalists whose rounds do, with EndOfRunError.
     """
     began = clock.now()
     faulted = faults.read_text().split() if faults.exists() else []
@@ -132,19 +134,10 @@ def search(
             return math.inf
         launch = product.launcher(algorithm)
         try:
-            if not right(launch, checked):
-                return math.inf
-            return tuner.quick(on(launch, buffers), launches)
+            with _faults_kept([algorithm], faults):
+                return tuner.quick(on(launch, buffers), launches) if right(launch, checked) else math.inf
         except CublasError:  # the library's check promises less than it says
             return math.inf
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # of the driver, as after an illegal address
-            write_text(faults, "\n".join([*faulted, algorithm.data]) + "\n")
-            raise EndOfRunError(
-                f"a configuration that --brute tried faulted ({' '.join(str(error).split())}), which ends the process;"
-                " run the command again: it goes on without this configuration"
-            ) from error
 
     known = [product.capabilities(each) for each in product.algorithm_ids()]
     space, rng = Space([each for each in known if each], k), np.random.default_rng(SEED)
@@ -154,7 +147,8 @@ def search(
         best.append(seeds[0])
     if not best:
         return None
-    final = tuner.by_replays([on(product.launcher(each), buffers) for each in best], REHEAT_S)
+    with _faults_kept(best, faults):
+        final = tuner.by_replays([on(product.launcher(each), buffers) for each in best], REHEAT_S)
     fastest = sorted(range(len(best)), key=lambda number: (number != final.chosen, final.times_us[number]))
     # right at times is wrong
     wrong = list(itertools.takewhile(lambda number: math.isinf(time_us(best[number], CHECKED)), fastest))
@@ -165,6 +159,24 @@ def search(
     returned = any(each.data == chosen.data for each in tuned.algorithms)
     counts = len(found.tried), found.valid, found.wrong + len(wrong)
     return Searched(chosen, final.times_us[number], final.regret, returned, *counts, clock.now() - began)
+
+
+@contextlib.contextmanager
+def _faults_kept(launched: Sequence[Algorithm], faults: Path) -> Iterator[None]:
+    """EndOfRunError where the driver fails, as after an illegal address; what was launched is added to a file."""
+    try:
+        yield
+    except (CublasError, torch.cuda.OutOfMemoryError):
+        raise
+    except RuntimeError as error:
+        if isinstance(error, DriverError) and error.of_machine:
+            raise
+        known = faults.read_text() if faults.exists() else ""
+        write_text(faults, known + "".join(f"{each.data}\n" for each in launched))
+        raise EndOfRunError(
+            f"a configuration that --brute tried faulted ({' '.join(str(error).split())}), which ends the process;"
+            " run the command again: it goes on without this configuration"
+        ) from error
 
 
 def _proposals(space: Space, ids: Sequence[int], found: Found, rng: np.random.Generator) -> Iterator[Configuration]:

@@ -14,6 +14,8 @@ NO_REDUCTION, COMPUTE_TYPE = 0, 2
 SPLITS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128)
 LIBRARYS_SPLIT = -1
 """The library splits as it likes: what its heuristic returns for stream-K kernels."""
+UNREAD = -1
+"""In place of an attribute that this kind of algorithm does not have."""
 LEAST_K = 64
 """Of a part of a split K."""
 CLUSTERS = (0, *range(2, 52))

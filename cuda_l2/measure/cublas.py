@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cuda_l2.measure.configurations import LIBRARYS_SPLIT, Capabilities, Configuration
+from cuda_l2.measure.configurations import LIBRARYS_SPLIT, UNREAD, Capabilities, Configuration
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.system.errors import MachineError, UserError
 
@@ -86,8 +86,6 @@ _PREFERENCE_MAX_WORKSPACE_BYTES = 1
 _PREFERENCE_MIN_ALIGNMENTS = (5, 6, 7, 8)  # of the first matrix, the second, C and D
 _TRANSPOSE = 1
 _UNSIGNED_SPLIT = (1 << 32) - 1
-UNREAD = -1
-"""An attribute that this kind of algorithm does not have."""
 _GEMM_DEFAULT_TENSOR_OP = 99
 _NOT_SUPPORTED = 15
 _STATUSES = {

@@ -66,7 +66,7 @@ class SweepSettings:
     """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, added to when the run ends."""
     brute: Annotated[str | None, GPU_LIBRARIES] = None
     """Time of a search beyond the algorithms that cuBLASLt's heuristic returns, a shape and layout of B of a grid, as
-    in 3s: the fastest configuration found is one more baseline, cuBLASLt-brute."""
+    in 3s: the fastest configuration found is one more baseline, cuBLASLt-brute. Implies --retune."""
     part: Annotated[str, GRID] = "1/1"
     """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
     workers: Annotated[str, GRID] = ""
