@@ -166,7 +166,7 @@ def test_a_step_without_a_correct_answer_after_better_ones_is_said_with_what_to_
     run("hgemm-rl", folder, tmp_path / "rl", "tuning.steps=2", "sampling.exemplars=0")
     said = capsys.readouterr().err
     assert said.index("8 of 16 answers correct") < said.index("0 of 16 answers correct")
-    assert "up to 8 were before" in said and "lower tuning.learning_rate" in said
+    assert "up to 8 were correct before" in said and "lower tuning.learning_rate" in said
 
 
 @pytest.mark.full

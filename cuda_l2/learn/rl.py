@@ -33,7 +33,7 @@ from cuda_l2.system.lock import machine_lock
 from cuda_l2.system.text import counted
 
 CORRECT = (TimingStatus.MEASURED, TimingStatus.BUSY)
-"""What became of a correct answer, timed or not."""
+"""Statuses of correct answers, timed or not."""
 
 
 class Judge(Closing):
@@ -168,10 +168,10 @@ def contrastive_rl(
             correct += sum(bool(trial and trial.timing and trial.timing.status in CORRECT) for trial in trials)
             run.log(_group_line(task, trials, [judge.reward(trial) if trial else None for trial in trials]))
         say(f"{correct} of {counted(len(completions), 'answer')} correct")
-        if most and not correct:
+        if correct < most / 4:
             say(
-                f"up to {most} were before: too large steps cost a model its form, and equal rewards do not bring it"
-                " back. Where the next ones are no better, stop and begin anew with a lower tuning.learning_rate"
+                f"up to {most} were correct before: too large steps can spoil a model. If the next steps are no"
+                " better, stop, and start again with a lower tuning.learning_rate"
             )
         most = max(most, correct)
         return rewards
