@@ -468,7 +468,7 @@ def test_results_of_another_search_are_not_gone_on_with(monkeypatch) -> None:
     with Sweep(SweepSettings(target="cpu", baselines_only=True)) as opened:
         plain = opened.header([])
         opened.settings = replace(opened.settings, brute="3s")
-        assert opened.header([]).settings == plain.settings | {"brute": "3s"} and "brute" not in plain.settings
+        assert opened.header([]).settings == plain.settings | {"brute_s": 3.0} and "brute_s" not in plain.settings
 
 
 def test_a_fault_of_a_search_ends_the_run_at_its_shape(tmp_path, monkeypatch) -> None:

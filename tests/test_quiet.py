@@ -1,6 +1,7 @@
 """measure/quiet.py: rounds that other work disturbed do not count, and where none was quiet there is no ratio."""
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -38,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     says = SimpleNamespace(stolen_s=0.0, periods=0, others=0.0, canary_s=1e-4)
     monkeypatch.setattr(quiet, "stolen_s", lambda: says.stolen_s)
     monkeypatch.setattr(quiet, "_throttled", lambda: says.periods)
-    monkeypatch.setattr(quiet, "_nearest_s", {})
+    quiet._exchanges_s.clear()
     monkeypatch.setattr(quiet, "OtherWork", lambda clock: SimpleNamespace(found=lambda: BusyCores(says.others, 2)))
     return says
 
@@ -90,12 +91,12 @@ def test_known_work_that_takes_longer_disturbs(machine: Any, monkeypatch: pytest
 def test_cores_that_exchange_data_more_slowly_disturb(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, exchange_s = ticking(1e-9), [3e-4]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 6})
-    asked = []
+    asked, error = [], [0]
 
     def exchange(here: int, there: int, count: int) -> int:
         asked.append((here, there))
         clock.sleep(exchange_s[0])
-        return 0
+        return error[0]
 
     monkeypatch.setattr(quiet, "_exchange", lambda: exchange)
     assert Quiet(clock, 1.0).disturbed() == ""
@@ -105,8 +106,20 @@ def test_cores_that_exchange_data_more_slowly_disturb(machine: Any, monkeypatch:
     exchange_s[0] /= 4
     watch.begin()
     assert watch.disturbed() == "" and set(asked) == {(4, 6)}
+    exchange_s[0], error[0] = 1e-9, errno.EAGAIN
+    watch.begin()
+    exchange_s[0], error[0] = 3e-4, 0
+    assert watch.disturbed() == "", "an exchange that failed is none"
+    exchange_s[0] *= 4
+    for _ in range(quiet.EXCHANGES_KEPT):
+        watch.begin()
+    assert watch.disturbed() == "", "a clock that stays lower is no disturbance"
+    exchange_s[0], error[0] = 2e-2, errno.ETIMEDOUT
+    watch.begin()
+    assert "two cores took 16.7 times" in watch.disturbed()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4})
     asked.clear()
+    watch.begin()
     assert watch.disturbed() == "" and not asked, "one core has none to exchange with"
 
 

@@ -200,7 +200,7 @@ def write(book: Book, folder: Path, cheats: Sequence[Cheat], environment: dict[s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results/h200"), help="folder for results")
+    parser.add_argument("--out", type=Path, help="folder for results; default results/h200 for the GPU's products")
     parser.add_argument("--only", choices=("cheats", "mutants"), help="judge one half")
     parser.add_argument(
         "--kernels", choices=KERNELS, default="products", help="what is mutated; mutants alone where it is not products"
@@ -224,6 +224,10 @@ def main() -> int:
     )
     parser.add_argument("--judges", type=int, default=1, help="processes that judge the faults, on one GPU")
     options = parser.parse_args()
+    if not options.out:
+        if options.faults or options.kernels != "products":
+            parser.error("--faults and --kernels need a folder of their own: --out FOLDER")
+        options.out = Path("results/h200")
     if options.faults:
         return 0 if judge_faults(Book(options.out), options.faults, options.judges) else 1
     cheats, book = all_cheats(), Book(options.out, stricter=options.stricter)

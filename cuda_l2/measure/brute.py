@@ -23,7 +23,7 @@ from cuda_l2.measure.cublas import ROUNDED, Algorithm, CublasError, Launch, LtPr
 from cuda_l2.measure.launches import Buffers, on
 from cuda_l2.measure.tuned import TunedLayout
 from cuda_l2.measure.tuning import REHEAT_S, Tuner
-from cuda_l2.system.errors import EndOfRunError
+from cuda_l2.system.errors import EndOfRunError, UserError
 from cuda_l2.system.files import write_text
 
 FINALISTS = 8
@@ -172,7 +172,8 @@ def _faults_kept(launched: Sequence[Algorithm], faults: Path) -> Iterator[None]:
         if isinstance(error, DriverError) and error.of_machine:
             raise
         known = faults.read_text() if faults.exists() else ""
-        write_text(faults, known + "".join(f"{each.data}\n" for each in launched))
+        with contextlib.suppress(UserError):  # where it cannot be written, the fault is what the user must know
+            write_text(faults, known + "".join(f"{each.data}\n" for each in launched))
         raise EndOfRunError(
             f"a configuration that --brute tried faulted ({' '.join(str(error).split())}), which ends the process;"
             " run the command again: it goes on without this configuration"

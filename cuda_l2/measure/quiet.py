@@ -8,11 +8,13 @@ and a cache line that two cores hand to and fro, which takes longer where a host
 """
 
 import ctypes
+import errno
 import functools
 import hashlib
 import math
 import os
 import statistics
+from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,10 +39,12 @@ CANARIES = 3
 EXCHANGE = Path(cpu.__file__).with_name("exchange.c")
 EXCHANGES = 3000
 FARTHER = 3.5
-"""Times the least that exchanges of two cores took in this process. 58 to 150 ns each were seen as a rule, for seconds
-350 to 400: threads that wait for one another take up to twice as long then."""
-_nearest_s: dict[int, float] = {}
-"""The least by the core with which the first one exchanges."""
+"""Times what exchanges of two cores usually take. 58 to 150 ns each were seen as a rule, for seconds 350 to 400:
+threads that wait for one another take up to twice as long then."""
+EXCHANGES_KEPT = 100
+"""What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance."""
+_exchanges_s: defaultdict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=EXCHANGES_KEPT))
+"""What they took in this process, by the two cores."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
 
@@ -58,17 +62,17 @@ class Quiet:
         self.waited_s = 0.0
         """Seconds in which it waited for other programs, in total."""
         self._canaries_s: list[float] = []
-        self._looks = 0
+        self._exchanges = 0
         self._why = ""
         self.begin()
 
     def begin(self) -> None:
         """Samples of a round follow."""
         self._why = ""
-        self._began, self._stolen = self._clock.now(), stolen_s()
-        self._throttled = _throttled()
         self._canary()
         self._exchange()
+        self._began, self._stolen = self._clock.now(), stolen_s()
+        self._throttled = _throttled()
 
     def sampled(self, seconds: float, waited_s: float) -> None:
         """An arm's sample took so long. waited_s: for a core, summed over its threads."""
@@ -123,16 +127,20 @@ class Quiet:
         here, *others = sorted(os.sched_getaffinity(0))
         if not others:
             return
-        there, taken = others[self._looks % len(others)], []
-        self._looks += 1
+        there, taken = others[self._exchanges % len(others)], []
+        self._exchanges += 1
         for _ in range(CANARY_TRIES):
             start = self._clock.now()
-            _exchange()(here, there, EXCHANGES)
+            if _exchange()(here, there, EXCHANGES) not in (0, errno.ETIMEDOUT):
+                return  # no thread can be had, or a core has gone: nothing is known
             taken.append(self._clock.now() - start)
-        nearest_s = _nearest_s[there] = min(*taken, _nearest_s.get(there, math.inf))
-        if min(taken) > FARTHER * nearest_s:
-            farther = min(taken) / nearest_s
-            self._why = self._why or f"two cores took {farther:.1f} times as long as before to exchange data"
+        known = _exchanges_s[here, there]
+        known.append(min(taken))
+        usual_s = sorted(known)[len(known) // 10]
+        if min(taken) > FARTHER * usual_s:
+            self._why = (
+                self._why or f"two cores took {min(taken) / usual_s:.1f} times as long as before to exchange data"
+            )
 
 
 @functools.cache

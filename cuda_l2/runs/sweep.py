@@ -26,7 +26,7 @@ from cuda_l2.system import paths
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import EndOfRunError, UserError
 from cuda_l2.system.lock import machine_lock
-from cuda_l2.system.values import listed, now
+from cuda_l2.system.values import listed, now, seconds
 
 AHEAD = 24
 """Shapes of a library whose kernels are being built while one is measured: together they share many."""
@@ -92,7 +92,7 @@ class Sweep(Closing):
         if settings.tuning != ADAPTIVE:  # files made before there was a choice have none
             fixed["tuning"] = settings.tuning
         if settings.brute:
-            fixed["brute"] = settings.brute
+            fixed["brute_s"] = seconds(settings.brute)
         if self._library:
             fixed |= self._library.described()
         elif not settings.baselines_only:

@@ -17,6 +17,7 @@ class Closing(ABC):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
-        except RuntimeError:  # after a fault on a GPU nothing can be given back
+        except Exception as second:  # after a fault on a GPU nothing can be given back
             if error is None:
                 raise
+            error.add_note(f"then, while closing: {second}")

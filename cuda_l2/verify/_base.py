@@ -219,7 +219,7 @@ class CpuOnly(Session):
     def launch_overtaken(self, case: Case, other: Case) -> Iterator[tuple[Case, Outputs]]:
         """Launches in a row on a case, whose inputs become another's wherever they have not begun once some are done.
 
-        They are in every slot that timed launches have. The case that each launch met, and its outputs.
+        They are in every slot, of a slow kernel in some. The case that each launch met, and its outputs.
         """
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 Many launches stand in one table, all of which a candidate's process can read: one that computes several at once is
 timed as no single launch ever runs. Here they are stopped on the way, and those that have not begun get other inputs.
-They lie wherever timed launches have tensors: no place may give other bits.
+They lie in every slot, or where a kernel is slow in some of them: no place may give other bits.
 """
 
 from cuda_l2.records import VerdictStatus

@@ -5,8 +5,9 @@ own, so that nothing computed for one launch is of use to another. The same memo
 
 A candidate's process maps the pages of the tensors and of the workspace that its contract asks for, those of inputs and
 weights to be read only, and nothing before, between or behind them: what reaches a page further ends it. What is left
-of the pages is guarded, and holds NaN in some slots and other bytes in others, so that a result shows what it took from
-there. Tensors begin at other places of a page in every slot, those of the first end in the last line of one.
+of the pages is guarded, and holds NaN before some launches and other numbers before others, so that a result shows what
+it took from there. Tensors begin at other places of a page in every slot; those of the first slot end in the last line
+of a page.
 All tensors of all slots lie in one random order: which of two has the lower address, and how far apart they are,
 differs from slot to slot.
 """
@@ -45,6 +46,7 @@ class Arena(Closing):
 
     def __init__(self, tasks: Sequence[Task], *, slots: int, workspace_bytes: int) -> None:
         self.workspace_bytes = workspace_bytes
+        self._rng = np.random.default_rng()
         self._most_slots = {str(task): slots if task == tasks[0] else 1 for task in reversed(tasks)}
         self.size = max(self._plan(task) + ALIGN * len(task.tensors) for task in tasks)
         self.fd = os.memfd_create("cuda-l2-arena")  # the name shows in the system's lists of open files
@@ -62,12 +64,16 @@ class Arena(Closing):
     def select(self, task: Task) -> None:
         """Lay the memory out for this task, one of those given; what it held before is of no meaning."""
         self._plan(task)
-        drawn = np.random.default_rng().integers(NAN_BYTE, size=self.slots)
-        self._guards = [int(byte) if slot % 2 else NAN_BYTE for slot, byte in enumerate(drawn)]
-        for slot, guard in enumerate(self._guards):
-            for gap in self._gaps(slot):
-                gap[:] = guard
+        self._guards = [GUARD_BYTE] * self.slots
+        for slot in range(self.slots):
+            self.guard(slot)
         self.poison_workspace(0)
+
+    def guard(self, slot: int) -> None:
+        """Fill what is mapped beside a slot's tensors anew: half of the times with NaN, else with other numbers."""
+        self._guards[slot] = NAN_BYTE if self._rng.integers(2) else int(self._rng.integers(NAN_BYTE))
+        for gap in self._gaps(slot):
+            gap[:] = self._guards[slot]
 
     def _plan(self, task: Task) -> int:
         """Lay out the table of launches, every tensor and the workspace; the size of it all."""
@@ -78,7 +84,7 @@ class Arena(Closing):
         self._table = slice(ALIGN, ALIGN + 8 * max(words * self.slots, segments))
         self._offsets = {tensor.name: [0] * self.slots for tensor in task.tensors}
         end = self._table.stop
-        for pair in np.random.default_rng().permutation(len(task.tensors) * self.slots):
+        for pair in self._rng.permutation(len(task.tensors) * self.slots):
             slot, index = divmod(int(pair), len(task.tensors))
             tensor = task.tensors[index]
             # odd numbers of lines beyond the first slot's: every place of a page comes up, in another order for each
@@ -111,7 +117,7 @@ class Arena(Closing):
     def read(self, slots: int) -> None:
         """Read a byte of every cache line of the tensors in the first slots."""
         for tensor, slot in itertools.product(self.task.tensors, range(slots)):
-            self.row(slot, tensor)[::LINE].max()
+            self.row(slot, tensor)[::LINE].max(initial=0)
 
     def _gaps(self, slot: int) -> Iterator[Bytes]:
         """The rest of each tensor's first and last page: all that is mapped beside it."""
