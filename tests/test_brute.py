@@ -382,6 +382,12 @@ def test_a_configuration_that_faults_ends_the_run_and_is_not_launched_again(prod
             searched(product, monkeypatch, [first], right, faults)
     assert faults.read_text().split() == faulted and len(faulted) == 2
 
+    (tmp_path / "file").touch()
+    with pytest.raises(EndOfRunError, match=r"an illegal address.*the next run may meet it again: "):
+        searched(
+            product, monkeypatch, [first], raising(RuntimeError("an illegal address")), tmp_path / "file" / "faults"
+        )
+
     full = DriverError("cuGraphInstantiate", driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
     for error in (torch.cuda.OutOfMemoryError(), full):
         with pytest.raises(type(error)):
@@ -479,6 +485,11 @@ def test_a_fault_of_a_search_ends_the_run_at_its_shape(tmp_path, monkeypatch) ->
         with pytest.raises(EndOfRunError, match="2x8x8: faulted"), opened:
             opened.run(gemms, results)
         assert not results.records
+        patch.setattr(opened.rig, "close", raising(UserError("a full disk")))
+        with pytest.raises(EndOfRunError, match="2x8x8: faulted") as ended, opened:
+            opened.run(gemms, results)
+        assert ended.value.__notes__ == ["then, while closing: a full disk"]
+        patch.setattr(opened.rig, "close", raising(MachineError("lost")))
         with pytest.raises(MachineError, match="lost"), opened:
             pass
 

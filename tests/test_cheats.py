@@ -9,6 +9,7 @@ import pytest
 from conftest import CHEATS
 from drawing import cases, is_honest
 
+from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.verify import _cpu as cpu_session
 from cuda_l2.verify import structure
 
@@ -85,6 +86,30 @@ def test_a_row_of_launches_lies_wherever_timed_ones_do(judge, monkeypatch) -> No
     monkeypatch.setattr(cpu_session.CpuSession, "launch_overtaken", recorded)
     assert judge((CHEATS / "honest.c").read_text(), SHAPE).status == "measured"
     assert rows and all(slots == list(range(count)) and found == count >= 64 for slots, found, count in rows)
+    rows.clear()
+    monkeypatch.setattr(cpu_session, "ROW_S", 0.0)  # as where a launch takes long
+    assert judge((CHEATS / "honest.c").read_text(), SHAPE).status == "measured"
+    assert rows and all(len(slots) == found == cpu_session.LEAST_IN_A_ROW for slots, found, _ in rows)
+
+
+def test_what_lies_beside_tensors_is_drawn_anew_for_launches(judge, monkeypatch) -> None:
+    drawn, at_launches = [], []
+    guard, launch = Arena.guard, cpu_session.CpuSession.launch
+
+    def recorded(arena, slot):
+        drawn.append(slot)
+        guard(arena, slot)
+
+    def launched(session, *given, **how):
+        before = len(drawn)
+        outputs = launch(session, *given, **how)
+        at_launches.append(len(drawn) - before)
+        return outputs
+
+    monkeypatch.setattr(Arena, "guard", recorded)
+    monkeypatch.setattr(cpu_session.CpuSession, "launch", launched)
+    assert judge((CHEATS / "honest.c").read_text(), SHAPE).status == "measured"
+    assert at_launches.count(1) > 10
 
 
 def test_no_reason_leaks_the_private_file(judge) -> None:

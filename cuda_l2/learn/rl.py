@@ -120,6 +120,24 @@ class Judge(Closing):
         self._evaluators.close()
 
 
+class Counts:
+    """Says how many answers of each step are correct, and what to do where they become few."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._most = say, 0
+
+    def add(self, trials: Sequence[Trial | None]) -> None:
+        """The trials of a step's answers, None where one held no code."""
+        correct = sum(bool(trial and trial.timing and trial.timing.status in CORRECT) for trial in trials)
+        self._say(f"{correct} of {counted(len(trials), 'answer')} correct")
+        if correct < self._most / 4:
+            self._say(
+                f"up to {self._most} were correct before: too large steps can spoil a model. If the next steps are no"
+                " better, stop, and start again with a lower tuning.learning_rate"
+            )
+        self._most = max(self._most, correct)
+
+
 def contrastive_rl(
     model: str, tasks: Sequence[Task], settings: StageSettings, run: Run, judge: Judge, questions: Questions, say: Say
 ) -> None:
@@ -155,25 +173,18 @@ def contrastive_rl(
                 judge.begin(asked[first // rl.group], written)
         return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": None}
 
-    most = 0  # correct answers of a step so far
+    counts = Counts(say)
 
     def measured(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-        nonlocal most
         rewards: list[float] = []
-        correct = 0
+        judged: list[Trial | None] = []
         for start in range(0, len(prompts), rl.group):
             task = by_text[prompts[start]]
             group, trials = judge.judge(task, completions[start : start + rl.group])
             rewards += group
-            correct += sum(bool(trial and trial.timing and trial.timing.status in CORRECT) for trial in trials)
+            judged += trials
             run.log(_group_line(task, trials, [judge.reward(trial) if trial else None for trial in trials]))
-        say(f"{correct} of {counted(len(completions), 'answer')} correct")
-        if correct < most / 4:
-            say(
-                f"up to {most} were correct before: too large steps can spoil a model. If the next steps are no"
-                " better, stop, and start again with a lower tuning.learning_rate"
-            )
-        most = max(most, correct)
+        counts.add(judged)
         return rewards
 
     datasets.disable_progress_bars()

@@ -29,7 +29,7 @@ from cuda_l2.system.files import write_text
 FINALISTS = 8
 """The fastest so far: their neighbours are tried. The last of them are timed in rounds with the heuristic's best."""
 MOST_STALE = 5000
-"""A search ends after so many proposals in a row that were tried before."""
+"""Proposals in a row that were tried before, after which a search ends."""
 QUICK_US, QUICK_LAUNCHES = 100.0, 16
 """Device time of a quick sample, and how many launches it may have."""
 SEED = 28
@@ -172,11 +172,14 @@ def _faults_kept(launched: Sequence[Algorithm], faults: Path) -> Iterator[None]:
         if isinstance(error, DriverError) and error.of_machine:
             raise
         known = faults.read_text() if faults.exists() else ""
-        with contextlib.suppress(UserError):  # where it cannot be written, the fault is what the user must know
+        advice = "run the command again: it goes on without this configuration"
+        try:
             write_text(faults, known + "".join(f"{each.data}\n" for each in launched))
+        except UserError as unwritten:
+            advice = f"the next run may meet it again: {unwritten}"
         raise EndOfRunError(
             f"a configuration that --brute tried faulted ({' '.join(str(error).split())}), which ends the process;"
-            " run the command again: it goes on without this configuration"
+            f" {advice}"
         ) from error
 
 

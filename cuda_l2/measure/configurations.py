@@ -17,7 +17,7 @@ LIBRARYS_SPLIT = -1
 UNREAD = -1
 """In place of an attribute that this kind of algorithm does not have."""
 LEAST_K = 64
-"""Of a part of a split K."""
+"""The least K that a part of a split has."""
 CLUSTERS = (0, *range(2, 52))
 """cublasLtClusterShape_t: automatic, then 1x1x1 to 1x15x1."""
 INNER_SHAPES = tuple(range(5))

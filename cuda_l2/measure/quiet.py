@@ -35,7 +35,7 @@ CANARY_TRIES = 3
 SLOWER = 1.4
 """Times the median of what the canary took before: a clock that stays lower is no disturbance."""
 CANARIES = 3
-"""So many tell what is usual."""
+"""How many tell what is usual."""
 EXCHANGE = Path(cpu.__file__).with_name("exchange.c")
 EXCHANGES = 3000
 FARTHER = 3.5

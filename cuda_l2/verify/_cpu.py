@@ -88,7 +88,7 @@ class CpuSession(CpuOnly):
 
     def launch_overtaken(self, case: Case, other: Case) -> Iterator[tuple[Case, Outputs]]:
         arena, rng = self.arena, self.cases.rng
-        count = max(LEAST_IN_A_ROW, int(ROW_S / self._fastest_s))
+        count = int(max(LEAST_IN_A_ROW, min(arena.slots, ROW_S / self._fastest_s)))
         slots = [int(slot) for slot in rng.permutation(arena.slots)[:count]]
         for slot in slots:
             arena.write(slot, case.tensors)
