@@ -138,12 +138,15 @@ def test_only_the_candidates_own_lines_count_after_preprocessing() -> None:
         ("\tpopfq", "flags"),
         ("\txrstor64\t(%rax)", "registers"),
         ("\tfxsave\t(%rax)", "registers"),
+        ("\tfnstsw\t%ax", "x87"),
+        ("\tfldenv\t(%rax)", "x87"),
     ],
 )
 def test_instructions_that_a_kernel_has_no_use_for_are_refused(line: str, says: str) -> None:
     around = "gemm:\n\tvmovups\t(%rdi), %zmm0\n{}\n\tret\n"
     reason = rules.refuse_assembly(around.format(line), product=False)
     assert line.split(maxsplit=1)[0] in reason and says in reason
+    assert "MMX" in rules.refuse_assembly(around.format("\tmovd\t%eax, %mm0"), product=False)
     assert rules.refuse_assembly(around.format('\tmrs\tx0, fpcr\n\t.string\t"rdtsc"\ninterior:'), product=True) == ""
 
 

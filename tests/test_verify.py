@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -252,10 +253,11 @@ def test_nan_is_quiet_and_signalling_and_of_both_signs(dtype: torch.dtype) -> No
     assert len(set(words.tolist())) == 9
 
 
+@pytest.mark.parametrize("count", precision.PAIRS)
 @pytest.mark.parametrize("shape", ["9x8x6", "12x20x37", "8x16x4096", "10x12x64:bf16"])
-def test_sums_of_pairs_are_exact_in_fp32_in_any_order(shape: str) -> None:
+def test_sums_of_pairs_are_exact_in_fp32_in_any_order(shape: str, count: int) -> None:
     cases = ProductCases(Gemm.parse(shape), 2, CpuReferences())
-    case = cases.get("pairs", 0, precision._make_pairs)
+    case = cases.get("pairs", 0, partial(precision._make_pairs, count=count))
     terms_MKN = case.a.double()[:, :, None] * case.b.double()[None]
     least = precision.PAIRS_SCALE * 2.0 ** (-2 * precision.LARGEST_POWER)
     for signed_MKN in (terms_MKN.clamp(min=0), -terms_MKN.clamp(max=0)):

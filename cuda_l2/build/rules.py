@@ -31,6 +31,7 @@ INSTRUCTIONS = {
     "saves or restores registers that nobody clears between launches": (
         "fxsave(?:64)? fxrstor(?:64)? xsave[cs]?(?:opt)?(?:64)? xrstors?(?:64)?"
     ),
+    "reads or sets the state of x87, which outlives a launch": "fn?stsw fn?stenv fldenv fn?save frstor fn?clex fn?init",
 }
 """That a kernel has no use for, by what they do: intrinsics reach them without assembly."""
 INTEGER_PRODUCTS = "v?pmaddwd v?pmaddubsw vpdp[bw][us][us]ds? [su]dot usdot sudot [su]mmla usmmla"
@@ -42,6 +43,7 @@ _INSTRUCTIONS = {
 _INTEGER_PRODUCTS = re.compile(rf"^\s+({INTEGER_PRODUCTS.replace(' ', '|')})(?:\s|$)", re.M)
 _THREAD_LOCAL = re.compile(r"@(tlsgd|tlsld|tlsdesc|gottpoff|tpoff|dtpoff)\b|:tls(desc|gd|ie)|:(tp|dtp)rel", re.I)
 _SEGMENT = re.compile(r"%[fg]s:|\brd[fg]sbase")
+_MMX = re.compile(r"%mm[0-7]")
 _STACK_IS_CODE = re.compile(r'\.note\.GNU-stack,"[a-z]*x')
 _SYSTEM_REGISTER = re.compile(r"^\s+(mrs)\s+\w+, *(?!fpcr|fpsr|nzcv)\w+", re.M)
 
@@ -112,6 +114,8 @@ def refuse_assembly(assembly: str, *, product: bool) -> str:
         return "thread-local variables are not allowed: they outlive a launch; use the stack, or workspace a task"
     if _SEGMENT.search(assembly):
         return "memory of the thread itself (%fs, %gs) is not allowed: it outlives a launch"
+    if _MMX.search(assembly):
+        return "the registers of MMX are those of x87, which a launch must leave empty; use vectors of 128 bits or more"
     if _STACK_IS_CODE.search(assembly):
         return (
             "the address of a nested function that uses variables around it needs code on the stack, which is not"

@@ -19,8 +19,9 @@ from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 
 LARGEST_SUM = 1 << 22
 LARGEST_POWER = 3
-PAIRS = 3
-"""Pairs of places in K whose products are as large as whole numbers make them, on the CPU; sums stay below 2^24."""
+PAIRS = (3, 1)
+"""Pairs of places in K whose products are as large as whole numbers make them, on the CPU; sums stay below 2^24. Where
+there is one, a long part of K looks negligible beside the sum so far, which the second place takes away."""
 PAIRS_SCALE = 2.0**-6
 """Brings most of their sums, which have up to 22 bits, into fp16's range."""
 RANGES = ((31, 31), (127, 15))
@@ -40,8 +41,9 @@ class PrecisionContract(ProductCheck):
             for index in range(len(RANGES))
             for kind, make in (("integers", _make), ("integers permuted", _make_permuted))
         )
-        if session.device == "cpu" and cases.task.k >= 2 * PAIRS:
-            turns = itertools.chain(turns, [Turn(cases.get("integers in pairs", 0, _make_pairs))])
+        if session.device == "cpu" and cases.task.k >= 2 * max(PAIRS):
+            pairs = [Turn(cases.get("integers in pairs", count, partial(_make_pairs, count=count))) for count in PAIRS]
+            turns = itertools.chain(turns, pairs)
 
         def wrong(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
             return (found != expected) & ~(found.isnan() & expected.isnan())
@@ -78,8 +80,8 @@ def _make_permuted(cases: ProductCases, generator: torch.Generator, index: int) 
     return case
 
 
-def _make_pairs(cases: ProductCases, generator: torch.Generator) -> ProductCase:
-    """Small integers, but for a few pairs of places in K, with products of the largest whole numbers and two signs.
+def _make_pairs(cases: ProductCases, generator: torch.Generator, count: int) -> ProductCase:
+    """Small integers, but for `count` pairs of places in K, with products of the largest whole numbers and two signs.
 
     In every other row a pair nearly cancels, elsewhere its sum is of any size. What loses low bits of a product, of an
     operand or of a sum on the way is off by whole numbers then.
@@ -93,13 +95,13 @@ def _make_pairs(cases: ProductCases, generator: torch.Generator) -> ProductCase:
 
     a, b = signed(0, 1, gemm.m, gemm.k), signed(0, 1, gemm.k, gemm.n)
     half = gemm.k // 2  # a pair has a place in each, so that sums half way are large
-    places = torch.arange(PAIRS, device=cases.device) * half // PAIRS
-    one, two = places + torch.randint(half // PAIRS, (2, PAIRS), generator=generator, device=cases.device)
-    two = half + two[torch.randperm(PAIRS, generator=generator, device=cases.device)]
-    a[:, one] = signed(largest // 2 + 1, largest - 1, gemm.m, PAIRS)
+    places = torch.arange(count, device=cases.device) * half // count
+    one, two = places + torch.randint(half // count, (2, count), generator=generator, device=cases.device)
+    two = half + two[torch.randperm(count, generator=generator, device=cases.device)]
+    a[:, one] = signed(largest // 2 + 1, largest - 1, gemm.m, count)
     a[::2, two] = signed(1, 1, *a[::2, two].shape) - a[::2, one]
     a[1::2, two] = -a[1::2, one].sign() * signed(largest // 2 + 1, largest, *a[1::2, two].shape).abs()
-    b[one] = b[two] = signed(largest // 2, largest, PAIRS, gemm.n)
+    b[one] = b[two] = signed(largest // 2, largest, count, gemm.n)
     case = cases.operands(PAIRS_SCALE * a * _powers(gemm.m, generator)[:, None], b * _powers(gemm.n, generator))
     product = cases.product_fp32(case)
     require_finite(gemm, A=case.a, B=case.b, C=product)

@@ -2,7 +2,8 @@
 
 Equal rows, rows or halves of zeros, constants, triangles and diagonals may be looked for, in the first row or in a
 sample, and save work; normal numbers stand everywhere else. Rows that are equal but for one element of each, which few
-samples meet, come every time, and so do operands whose memory begins with zeros.
+samples meet, come every time, and so do rows that are the negatives of others but for one element, equal halves of K in
+A and B at once, and operands whose memory begins with zeros.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from cuda_l2.tasks.products import ProductCase, ProductCases
 from cuda_l2.verify._base import ProductCheck, Session, Turn, require_all_right
 
 DRAWN = 3
-"""Patterns drawn for each operand, beside the one that always comes."""
+"""Patterns drawn for each operand, beside those that always come."""
 ODD = 8.0
 """What an element that is unlike the others is multiplied by: it shows in sums of up to some 10,000 products."""
 LEAST_BEGINNING = 64
@@ -35,6 +36,24 @@ def _rows_equal_but_in_one_element_each(rows: torch.Tensor, at: int) -> None:
     odd = rows.diagonal().clone()
     rows[:] = rows[at].clone()
     rows.diagonal().copy_(ODD * odd)
+
+
+def _rows_negated_but_in_one_element(rows: torch.Tensor, at: int) -> None:
+    half = len(rows) // 2
+    rows[len(rows) - half :] = -rows[:half].clone()
+    rows[at, at % rows.shape[1]] = ODD
+
+
+def _halves_of_k_equal_but_in_one_element(rows: torch.Tensor, at: int) -> None:
+    half = rows.shape[1] // 2
+    rows[:, rows.shape[1] - half :] = rows[:, :half].clone()
+    rows[at, at % rows.shape[1]] = ODD
+
+
+def _signs_but_one_row(rows: torch.Tensor, at: int) -> None:
+    kept = rows[at].clone()
+    rows.sign_()
+    rows[at] = kept
 
 
 def _first_row_half_zero(rows: torch.Tensor, at: int) -> None:
@@ -87,12 +106,14 @@ def _diagonal_but_one_row(rows: torch.Tensor, at: int) -> None:
 
 
 PATTERNS: tuple[Callable[[torch.Tensor, int], None], ...] = (
-    _rows_equal_but_in_one_element_each,
+    *(_rows_equal_but_in_one_element_each, _rows_negated_but_in_one_element, _halves_of_k_equal_but_in_one_element),
     *(_first_rows_equal, _rows_equal_but_one, _first_row_half_zero, _halves_zero_but_in_one_row, _first_column_zero),
     *(_every_other_zero, _corners_zero, _constant_but_one_row, _integers_but_one_row, _triangle),
-    *(_lower_triangle, _diagonal_but_one_row),
+    *(_lower_triangle, _diagonal_but_one_row, _signs_but_one_row),
 )
 """What each does to an operand, rows x K, whose row `at` it may leave as it is."""
+ALWAYS = {"A": (0, 1), "B": (0, 1), "AB": (2,)}
+"""Which of them always come, by the operands that have them."""
 
 
 class Structure(ProductCheck):
@@ -107,11 +128,12 @@ def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
     for first in "AB":
         case = cases.get("begins with zeros", "AB".index(first), partial(_make_beginning, first))
         yield Turn(case, f"where A and B begin with zeros, {first} behind one other element")
-    for of_b in (False, True):
-        for index in (0, *(1 + cases.rng.permutation(len(PATTERNS) - 1)[:DRAWN])):
-            case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
-            what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
-            yield Turn(case, f"where in {'B' if of_b else 'A'} is {what}")
+    for operands, always in ALWAYS.items():
+        drawn = cases.rng.permutation(range(len(PATTERNS)))[:DRAWN] if len(operands) == 1 else ()
+        for index in {*always, *map(int, drawn)}:
+            case = cases.get(f"structure {operands}", index, partial(_make, PATTERNS[index], operands))
+            what = PATTERNS[index].__name__.strip("_").replace("_", " ")
+            yield Turn(case, f"where in {' and '.join(operands)} is {what}")
 
 
 def _make_beginning(first: str, cases: ProductCases, generator: torch.Generator) -> ProductCase:
@@ -128,11 +150,11 @@ def _make_beginning(first: str, cases: ProductCases, generator: torch.Generator)
 
 
 def _make(
-    pattern: Callable[[torch.Tensor, int], None], of_b: bool, cases: ProductCases, generator: torch.Generator
+    pattern: Callable[[torch.Tensor, int], None], operands: str, cases: ProductCases, generator: torch.Generator
 ) -> ProductCase:
     a, b = cases.normal(generator)
-    rows = b.t() if of_b else a
-    pattern(rows, int(torch.randint(len(rows), (), generator=generator, device=cases.device)))
+    for rows in ([a] if "A" in operands else []) + ([b.t()] if "B" in operands else []):
+        pattern(rows, int(torch.randint(len(rows), (), generator=generator, device=cases.device)))
     return cases.with_rows(cases.operands(a, b))
 
 

@@ -33,6 +33,9 @@ static uint64_t ticks(void) {
 }
 #endif
 
+#ifndef AFTER_TASKS
+#define AFTER_TASKS /* of a helper, once a round */
+#endif
 #define MAX_HELPERS 1023 /* of threads that are not pinned: a contract names 1,024 at most */
 
 static struct {
@@ -109,6 +112,7 @@ static void *pool_thread(void *index) {
         }
         seen = atomic_load(&pool.generation);
         take_tasks(seen);
+        AFTER_TASKS;
     }
     return index;
 }

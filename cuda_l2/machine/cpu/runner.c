@@ -11,6 +11,8 @@
  * acknowledgement repeats the number that came with the command, so that none can be sent in advance, and what it
  * is worth the parent finds in the arena. */
 #define _GNU_SOURCE
+static void watch_control(void);
+#define AFTER_TASKS watch_control()
 #include "pool.c"
 
 #include <dlfcn.h>
@@ -116,17 +118,26 @@ static void read_all(void *to, size_t size) {
     }
 }
 
-/* How this thread rounds, what it flushes to zero and which exceptions stop it: the caller's, whose arithmetic goes on. */
+/* How this thread rounds, what it flushes to zero and which exceptions stop it. The flags that arithmetic raises are
+ * cleared: a launch could tell the next one something by them. */
 static uint64_t float_control(void) {
 #if defined(__x86_64__)
     uint32_t vectors, word = 0;
     __asm__ volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(vectors), "=m"(word));
-    return (uint64_t)(word & 0xffff) << 32 | (vectors & ~0x3fu); /* without the flags that arithmetic raises */
+    vectors &= ~0x3fu;
+    __asm__ volatile("ldmxcsr %0" : : "m"(vectors));
+    return (uint64_t)(word & 0xffff) << 32 | vectors;
 #else
     uint64_t control;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    __asm__ volatile("mrs %0, fpcr\n\tmsr fpsr, xzr" : "=r"(control));
     return control;
 #endif
+}
+
+static uint64_t control; /* of every thread: the caller's arithmetic and the next task's go on */
+
+static void watch_control(void) {
+    if (float_control() != control) _exit(CHANGED_CONTROL);
 }
 
 /* Name a fault in the arena by the exit status; another ends the process by its signal once it comes again. */
@@ -186,6 +197,7 @@ int main(int argc, char **argv) {
     segment_count = atoll(argv[5]);
     map_arena(arena_fd, atoll(argv[4]), task);
     close(arena_fd);
+    control = float_control();
     int error = pool_start(atoi(argv[3]), 1);
     if (error) fail("threads", strerror(error));
 
@@ -196,7 +208,6 @@ int main(int argc, char **argv) {
     if (!entry) fail("load", dlerror());
     restrict_to(to_run, COUNT(to_run));
 
-    uint64_t control = float_control();
     if (write(ack_fd, "Rready..", 8) != 8) return 1;
     for (;;) {
         struct command command;
@@ -208,7 +219,7 @@ int main(int argc, char **argv) {
             else launch_gemm(entry, (const struct call *)table + i);
             /* who jumps out of it leaves tasks behind, which would go on while nothing is timed */
             if (atomic_load(&pool.unfinished) > 0) return LEFT_PARALLEL_FOR;
-            if (float_control() != control) return CHANGED_CONTROL;
+            watch_control();
         }
         if (write(ack_fd, &command.nonce, sizeof command.nonce) != sizeof command.nonce) return 1;
     }
