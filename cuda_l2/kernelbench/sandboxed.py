@@ -1,25 +1,22 @@
 """A sandboxed process that runs somebody else's Python: a folder of its own, lines of JSON, gone with all it started.
 
 The program inside is a module of ours (`reference_server`, `runner`), but what it runs shares its process, so
-nothing that it says is believed: answers are data. It is forked from the template, which has torch loaded, or loads
-torch itself: where a GPU is asked for, or threads that spin, which a library decides when it is loaded.
+nothing that it says is believed: answers are data. To load torch takes it two to three seconds.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.kernelbench import template_main
-from cuda_l2.kernelbench.template import Forked, give_up, kill, the_template
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure import inductor
@@ -85,7 +82,7 @@ class SandboxedPython(Closing):
             with tempfile.TemporaryFile() as log:
                 self._start(program, arguments, pass_fds, devices, log.fileno(), spins=spins)
                 if memory_bytes:
-                    self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: kill(self.pid))
+                    self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: sandbox.kill(self._process))
                 try:
                     answer = self.answer(START_TIMEOUT_S)
                 except Fault:
@@ -94,6 +91,7 @@ class SandboxedPython(Closing):
                     answer = {"error": said[-300:] or "no answer"}
             if "error" in answer:
                 raise UserError(f"the process for other people's Python does not start: {answer['error']}")
+            self._begun = self._surroundings()
         except BaseException:
             self.close()
             raise
@@ -108,18 +106,8 @@ class SandboxedPython(Closing):
         *,
         spins: bool,
     ) -> None:
-        """From the template, or where that cannot be, as a new Python."""
-        reads, shared = readable(), environment(on_gpu=bool(devices), spins=spins)
-        variables = shared | {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
-        self._process: Forked | subprocess.Popen[bytes]
-        template = None if devices or spins else the_template(python(template_main.__name__), shared)
-        if template:
-            holder = sandbox.wrap(template_main.HOLDER, self.folder, reads=reads, proc=True)
-            forked = template.fork(holder, self.folder, program, variables, arguments, output, pass_fds)
-            if forked:
-                self._process, self._connection = forked, forked.connection
-                return
-            give_up()
+        reads, variables = readable(), environment(on_gpu=bool(devices), spins=spins)
+        variables |= {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
         if devices:
             libraries = sandbox.gpu_libraries()
             variables["LD_LIBRARY_PATH"] = ":".join(libraries)
@@ -141,6 +129,29 @@ class SandboxedPython(Closing):
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def is_as_begun(self, besides: Collection[str] = ()) -> bool:
+        """Whether it runs, and nothing is left of what it ran: no process, and no file but these in its folder."""
+        found = self._surroundings()
+        return found != [] and [name for name in found if name not in besides] == self._begun
+
+    def _surroundings(self) -> list[str]:
+        """Its processes by their names, and what lies in the folders that it can write; empty where it is gone."""
+        held = process_tree.processes(self.pid)
+        inside = Path(f"/proc/{held[-1]}/root")  # its first process starts one that starts the program
+        folders = [self.folder, *(self.folder / name for name in FOLDERS.values() if name != ".")]
+        folders += [inside / name for name in ("", "tmp", "dev", "dev/shm")]
+        try:
+            listed = [sorted(path.name for path in folder.iterdir()) for folder in folders if folder.exists()]
+        except OSError:
+            return []
+        return [*map(process_tree.name_of, held), *itertools.chain.from_iterable(listed)]
+
+    def give(self, name: str, content: bytes) -> None:
+        """Put another file in the place of one in its folder, where nothing runs that could make a link of it."""
+        (self.folder / name).unlink()
+        with (self.folder / name).open("xb") as file:
+            file.write(content)
 
     def ask(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send a line and read one; Fault where there is none."""
@@ -185,7 +196,7 @@ class SandboxedPython(Closing):
         if hasattr(self, "_process") and not self._ended:
             self._ended = True
             held = process_tree.processes(self.pid)
-            kill(self.pid)
+            sandbox.kill(self._process)
             for pid in held:  # one may have left the group, and given up to end with its parent
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -205,7 +216,7 @@ class SandboxedPython(Closing):
 def python(program: str) -> list[str]:
     """A command that runs a module with this process's search path, and nothing else of its environment."""
     search = json.dumps([str(Path(path).absolute()) for path in sys.path if path])
-    return [sys.executable, "-I", "-c", BOOT, search, program]
+    return [sys.executable, "-IB", "-c", BOOT, search, program]
 
 
 def environment(*, on_gpu: bool, spins: bool) -> dict[str, str]:
