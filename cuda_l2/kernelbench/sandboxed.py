@@ -80,9 +80,22 @@ class SandboxedPython(Closing):
             (self.folder / name).write_bytes(content)
         for name in FOLDERS.values():
             (self.folder / name).mkdir(exist_ok=True)
+        self._connection, theirs = socket.socketpair()
         try:
+            libraries = sandbox.gpu_libraries() if devices else None
+            variables = environment(libraries, spins=spins)
+            variables |= {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
+            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items())]
+            command += [*python(program), str(theirs.fileno()), *arguments]
             with tempfile.TemporaryFile() as log:
-                self._start(program, arguments, pass_fds, devices, log.fileno(), spins=spins)
+                with theirs:
+                    self._process = sandbox.start(
+                        sandbox.wrap(command, self.folder, reads=readable(libraries or []), devices=devices, proc=True),
+                        pass_fds=(theirs.fileno(), *pass_fds),
+                        stdout=log,
+                        stderr=log,
+                        cwd=self.folder,
+                    )
                 if memory_bytes:
                     self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: sandbox.kill(self._process))
                 try:
@@ -97,36 +110,6 @@ class SandboxedPython(Closing):
         except BaseException:
             self.close()
             raise
-
-    def _start(
-        self,
-        program: str,
-        arguments: Sequence[str],
-        pass_fds: Sequence[int],
-        devices: Sequence[Path],
-        output: int,
-        *,
-        spins: bool,
-    ) -> None:
-        reads, variables = readable(), environment(on_gpu=bool(devices), spins=spins)
-        variables |= {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
-        if devices:
-            libraries = sandbox.gpu_libraries()
-            variables["LD_LIBRARY_PATH"] = ":".join(libraries)
-            if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
-                variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-            reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items())]
-            command += [*python(program), str(theirs.fileno()), *arguments]
-            self._process = sandbox.start(
-                sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True),
-                pass_fds=(theirs.fileno(), *pass_fds),
-                stdout=output,
-                stderr=output,
-                cwd=self.folder,
-            )
 
     @property
     def pid(self) -> int:
@@ -192,8 +175,8 @@ class SandboxedPython(Closing):
             raise self._gone()
         return said
 
-    def end(self) -> None:
-        """End it with every process of its namespace; its folder stays, and nobody changes it any more."""
+    def close(self) -> None:
+        """End it with every process of its namespace, and remove its folder."""
         if self._watch:
             self._watch.close()
         if hasattr(self, "_process") and not self._ended:
@@ -205,11 +188,7 @@ class SandboxedPython(Closing):
                     os.kill(pid, signal.SIGKILL)
             self._process.wait()
             process_tree.wait_gone(held, GONE_TIMEOUT_S)
-
-    def close(self) -> None:
-        self.end()
-        if hasattr(self, "_connection"):
-            self._connection.close()
+        self._connection.close()
         scratch.remove(self.folder)
 
     def _gone(self) -> Fault:
@@ -236,8 +215,11 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-IB", "-c", BOOT, search, program]
 
 
-def environment(*, on_gpu: bool, spins: bool) -> dict[str, str]:
-    """Variables of every such process: compilers, settings of torch.compile, how OpenMP's threads wait."""
+def environment(libraries: Sequence[str] | None, *, spins: bool) -> dict[str, str]:
+    """Variables of every such process: compilers, settings of torch.compile, how OpenMP's threads wait.
+
+    libraries: folders of the GPU driver's; None where the process uses no GPU.
+    """
     threads = {"OMP_PROC_BIND": "close"} if spins else {"OMP_WAIT_POLICY": "passive"}
     threads |= {"MAX_JOBS": str(usable_cores()), "PYTHONDONTWRITEBYTECODE": "1"}
     compiler = shutil.which("nvcc")
@@ -245,15 +227,20 @@ def environment(*, on_gpu: bool, spins: bool) -> dict[str, str]:
     if ninja := shutil.which("ninja"):
         path.insert(0, str(Path(ninja).parent))
     found = {"CUDA_HOME": str(Path(compiler).resolve().parents[1])} if compiler else {}
-    if on_gpu and compiler:
-        path.insert(0, str(Path(compiler).parent))
-    if on_gpu and (libraries := sandbox.gpu_libraries()):
-        found["TRITON_LIBCUDA_PATH"] = libraries[-1]
+    if libraries is not None:
+        found["LD_LIBRARY_PATH"] = ":".join(libraries)
+        if libraries:
+            found["TRITON_LIBCUDA_PATH"] = libraries[-1]
+        path[:0] = [str(Path(compiler).parent)] if compiler else []
+        if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
+            found["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
     named = {"USER": "sandbox", "PATH": ":".join(dict.fromkeys(path))}
     return MALLOC | threads | found | inductor.environment() | named
 
 
-def readable() -> list[Path]:
+def readable(libraries: Sequence[str]) -> list[Path]:
     """Folders that such a process must read beside the system's: Python, its packages, this package, CUDA."""
     compiler = shutil.which("nvcc")
-    return sandbox.python_folders(paths.PACKAGE, *([Path(compiler).resolve().parents[1]] if compiler else []))
+    toolkit = [Path(compiler).resolve().parents[1]] if compiler else []
+    driver = [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
+    return [*sandbox.python_folders(paths.PACKAGE, *toolkit), *driver]
