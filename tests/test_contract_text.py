@@ -59,6 +59,7 @@ CPU = {
     "the instruction {} is not allowed: it reads a register": "another register of the system",
     "the instruction {} is not allowed in a matrix product": "In a matrix product no integer dot product",
     "the instruction {} is not allowed: it {}": "No instruction that reads a clock",
+    "the registers of MMX": "No registers of MMX",
     "thread-local variables are": "No `_Thread_local` variables",
     "memory of the thread itself": "nor other memory of a thread",
     "the address of a nested function": "No address of a nested function",

@@ -173,7 +173,9 @@ def _case(job: dict[str, Any]) -> None:
         listed += [("exact", name, limit.exact), ("free", name, limit.free)]
     header = {
         "task": json.loads(to_json(found.task)),
-        "bounds": {n: [b.rms_allowed, b.max_allowed, b.eager_rms, b.eager_max] for n, b in limits.items()},
+        "bounds": {
+            n: [b.rms_allowed, b.max_allowed, b.eager_rms, b.eager_max, b.least, b.most] for n, b in limits.items()
+        },
         "numbers": {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)},
         "keys": found.keys,
         "initial": _plain(loaded.arguments()),

@@ -28,13 +28,19 @@ SAME_WAY_FACTOR = 128.0
 DRAWS = 3
 CHOICE_ROUNDING = 16 * ROUNDING
 """How far inputs are moved to see which integers rounding decides."""
+FREE_FACTOR = 4.0
+"""Integers that rounding decides may be of any size up to this many times the reference's: an index far beyond a tensor
+is no answer."""
 
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one output may be. exact: fp64, or the integers themselves; free: elements that nothing is asked of."""
+    """What one output may be. exact: fp64, or the integers themselves; free: elements that nothing is asked of.
+
+    least, most: between them lie free integers.
+    """
 
     exact: torch.Tensor
     dtype: torch.dtype
@@ -43,6 +49,8 @@ class Bounds:
     max_allowed: float = 0.0
     eager_rms: float = 0.0
     eager_max: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
 
     def to(self, device: torch.device) -> "Bounds":
         """The same on a device."""
@@ -53,7 +61,9 @@ class Bounds:
         if found.shape != self.exact.shape or found.dtype != self.dtype:
             return f"is {found.dtype}{list(found.shape)}, not {self.dtype}{list(self.exact.shape)}"
         if not self.dtype.is_floating_point:
-            return self._first((found != self.exact) & ~self.free, found, "differs")
+            outside = (found < self.least) | (found > self.most)
+            wrong = torch.where(self.free, outside, found != self.exact)
+            return self._first(wrong, found, "differs")
         if self._surely_right(found):
             return ""
         rounded = self.rounded
@@ -149,7 +159,9 @@ def _bounds(
         free = eager != exact
         for other in (*moved, *choices):
             free |= other != exact
-        return Bounds(exact.to(dtype), dtype, free)
+        ends = [float(end) for run in (exact, *moved, *choices) if run.numel() for end in run.double().aminmax()]
+        ends = [0.0, *(FREE_FACTOR * end for end in ends)]
+        return Bounds(exact.to(dtype), dtype, free, least=min(ends), most=max(ends))
     rounded = exact.to(dtype)
     finite = rounded.isfinite()
     kind = _kinds(rounded)

@@ -83,8 +83,8 @@ def _make_permuted(cases: ProductCases, generator: torch.Generator, index: int) 
 def _make_pairs(cases: ProductCases, generator: torch.Generator, count: int) -> ProductCase:
     """Small integers, but for `count` pairs of places in K, with products of the largest whole numbers and two signs.
 
-    In every other row a pair nearly cancels, elsewhere its sum is of any size. What loses low bits of a product, of an
-    operand or of a sum on the way is off by whole numbers then.
+    In every other row a pair cancels, or nearly; elsewhere its sum is of any size. What loses low bits of a product, of
+    an operand or of a sum on the way is off by whole numbers then.
     """
     gemm = cases.task
     largest = round(2 / torch.finfo(dtype_of(gemm)).eps) - 1
@@ -98,11 +98,15 @@ def _make_pairs(cases: ProductCases, generator: torch.Generator, count: int) -> 
     places = torch.arange(count, device=cases.device) * half // count
     one, two = places + torch.randint(half // count, (2, count), generator=generator, device=cases.device)
     two = half + two[torch.randperm(count, generator=generator, device=cases.device)]
+    if count == 1:  # near the ends
+        one, two = one // 2, gemm.k - 1 - (two - half) // 2
     a[:, one] = signed(largest // 2 + 1, largest - 1, gemm.m, count)
-    a[::2, two] = signed(1, 1, *a[::2, two].shape) - a[::2, one]
+    a[::2, two] = signed(0, 1, *a[::2, two].shape) - a[::2, one]
     a[1::2, two] = -a[1::2, one].sign() * signed(largest // 2 + 1, largest, *a[1::2, two].shape).abs()
-    b[one] = b[two] = signed(largest // 2, largest, count, gemm.n)
-    case = cases.operands(PAIRS_SCALE * a * _powers(gemm.m, generator)[:, None], b * _powers(gemm.n, generator))
+    b[one] = b[two] = signed(largest // 2, largest, count, gemm.n) * (LARGEST_SUM / (largest + 1) ** 2)
+    if count > 1:  # one is to be far above all other products, not just in its row and column
+        a, b = a * _powers(gemm.m, generator)[:, None], b * _powers(gemm.n, generator)
+    case = cases.operands(PAIRS_SCALE * a, b)
     product = cases.product_fp32(case)
     require_finite(gemm, A=case.a, B=case.b, C=product)
     case.expected["c"] = product.to(dtype_of(gemm))
