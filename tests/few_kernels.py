@@ -15,4 +15,4 @@ NO_HEADERS = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 def install(replace: Callable[[Any, str, Any], None]) -> None:
     """replace: sets an attribute, as `setattr` does."""
     environment = sandboxed.environment
-    replace(sandboxed, "environment", lambda **kinds: environment(**kinds) | NO_HEADERS)
+    replace(sandboxed, "environment", lambda *given, **kinds: environment(*given, **kinds) | NO_HEADERS)

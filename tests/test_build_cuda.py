@@ -238,6 +238,9 @@ def test_ptx_rules_take_linear_time(text: str) -> None:
         (".visible .global .align 4 .u32 x = 1; {ld.global.u32 %r1, [x+4];}", "variable x"),
         (".global .u32 x[2], y[2] = {1, 2}; .const .u64 z = y;", "variable y"),
         (".extern .func (.param .b32 r) __cuda_syscall_cp_async_bulk (); ret;", "__cuda_syscall_cp_async_bulk"),
+        (".func (.param .b32 r) f(.param .b32 a) {ret;} mov.u64 %rd1, f;", "address of the function f"),
+        (".visible .entry k(.param .u64 a) {mov.u64 %rd1, k;}", "address of the function k"),
+        (".func f() {ret;} .const .align 8 .u64 t[2] = {f, 1};", "address of the function f"),
     ],
 )
 def test_ptx_outside_the_contract_is_refused(ptx: str, reason: str) -> None:
@@ -248,6 +251,7 @@ def test_ordinary_ptx_passes() -> None:
     ptx = (
         ".version 9.0\n.target sm_90a\n.global .align 1 .b8 x[2] = {1, 2};\n.visible .entry k(.param .u64 y)\n.maxntid 128, 1, 1\n{ .reg .b32 %r<4>; // a \\n"
         '$L_1: /* ; */ @!%p1 bra.uni $L_1; .pragma "nounroll"; mov.b64 {%r1, %r2}, %rd1;\n'
+        ".func (.param .b32 r) add(.param .b32 a) { add.u32 %r1, %r1, 1; @%p1 call.uni (r), add, (a); ret; }"
         "st.shared::cluster.u32 [%r1], %r2; call.uni (r), f, (a); p : .callprototype (.param .b32 _) _ (); ret; }"
     ).replace("\\n", "\n")
     assert cuda_rules.refuse_ptx(ptx) == ""

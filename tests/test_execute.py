@@ -21,7 +21,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cpu import worker
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Fault, Worker, writable
-from cuda_l2.machine.fills import POISON
+from cuda_l2.machine.fills import POISONS
 from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.system import lock, paths, process_tree
@@ -264,7 +264,7 @@ def test_a_killed_parent_leaves_nothing_behind(tmp_path, body, begins, count) ->
 
 
 def test_poison_is_a_nan() -> None:
-    assert np.isnan(np.array([POISON], dtype=np.uint16).view(np.float16))[0]
+    assert np.isnan(np.frombuffer(POISONS["float16"], np.float16))[0]
 
 
 def test_the_pool_runs_every_task_once_whatever_the_count() -> None:

@@ -227,11 +227,21 @@ def test_rewards_by_two_processes_make_the_model_that_one_makes_though_one_is_ki
     assert len(ids) == len(set(ids)) == 12
 
 
-def test_workers_go_with_measured_rewards_alone(folder, tmp_path) -> None:
+def test_workers_and_judges_go_with_measured_rewards_alone(folder, tmp_path) -> None:
     with pytest.raises(UserError, match="--workers goes with measured rewards"):
         run("self-supervised", folder, tmp_path / "own", workers="2")
     with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
         run("hgemm-rl", folder, tmp_path / "rl", workers="2")
+    with pytest.raises(UserError, match="--judges goes with measured rewards"):
+        run("self-supervised", folder, tmp_path / "own", judges=2)
+    with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
+        run("hgemm-rl", folder, tmp_path / "rl", judges=2)
+    with pytest.raises(UserError, match="at least 1, not 0"):
+        run("hgemm-rl", folder, tmp_path / "rl", judges=0)
+    with pytest.raises(UserError, match="leave it out with --workers ray"):
+        run("hgemm-rl", folder, tmp_path / "rl", judges=2, workers="ray")
+    with pytest.raises(UserError, match="--gpus goes neither with --workers, --judges"):
+        run("hgemm-rl", folder, tmp_path / "rl", judges=2, gpus="2")
     assert not (tmp_path / "rl").exists()
 
 

@@ -22,6 +22,7 @@ WAIT = "mbarrier.try_wait.parity.shared.b64 %p1, [%r4], 0;"
 INIT = "fence.mbarrier_init.release.cluster;"
 BARRIER = "mbarrier.init.shared.b64 [%r4], 1;"
 COMMIT, LAST = "cp.async.bulk.commit_group;", "cp.async.bulk.wait_group.read 0;"
+RELAXED = "barrier.cluster.arrive.relaxed.aligned;"
 PROXY = "fence.proxy.async.shared::cta;"
 
 
@@ -43,6 +44,10 @@ PROXY = "fence.proxy.async.shared::cta;"
         (["red.release.gpu.global.add.u32 [%rd1], 1;", "ld.relaxed.gpu.global.u32 %r1, [%rd1];"], "nothing acquires"),
         (["red.relaxed.gpu.global.add.u32 [%rd1], 1;", "ld.acquire.gpu.global.u32 %r1, [%rd1];"], "nothing releases"),
         (["st.release.sys.global.u32 [%rd1], 1;", "fence.acq_rel.cta;"], "nothing acquires"),
+        (["membar.cta;", "atom.global.add.u32 %r1, [%rd1], 1;"], "own block alone"),
+        (["fence.acq_rel.cta;", "red.relaxed.gpu.global.add.u32 [%rd1], 1;"], "own block alone"),
+        ([RELAXED, "barrier.cluster.wait;"], "arrive.relaxed, and no fence"),
+        ([RELAXED, "barrier.cluster.wait;", "fence.acq_rel.cta;"], "arrive.relaxed, and no fence"),
     ],
 )
 def test_a_missing_half_is_named(ptx: list[str], reason: str) -> None:
@@ -64,6 +69,11 @@ def test_a_missing_half_is_named(ptx: list[str], reason: str) -> None:
         ["membar.gl;", "atom.global.add.u32 %r1, [%rd1], 1;", "ld.acquire.gpu.global.u32 %r1, [%rd1];"],
         ["mbarrier.arrive.release.cta.shared.b64 _, [%r1];", "barrier.cluster.arrive.release;"],
         ["ld.global.u32 %r1, [%rd1];"],
+        ["membar.cta;", "atom.shared.add.u32 %r1, [%r2], 1;"],
+        ["membar.cta;", "membar.gl;", "atom.global.add.u32 %r1, [%rd1], 1;"],
+        [RELAXED, "barrier.cluster.wait;", INIT],
+        [RELAXED, "barrier.cluster.wait;", "fence.acq_rel.cluster;"],
+        ["barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;"],
     ],
 )
 def test_both_halves_pass_wherever_they_stand(ptx: list[str]) -> None:

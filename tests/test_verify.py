@@ -147,13 +147,30 @@ def test_a_wrong_product_is_rejected(multiply) -> None:
 @pytest.mark.parametrize("dtype", ["", ":bf16"])
 def test_subnormal_numbers_count_beside_large_ones(dtype) -> None:
     cases = ProductCases(Gemm.parse(f"24x20x256{dtype}"), 1, CpuReferences())
-    case = cases.get("magnitudes balanced", 0, magnitudes._make_balanced)
+    powers = magnitudes._whole(cases.task)
+    case = cases.get("magnitudes balanced", 0, partial(magnitudes._make_balanced, powers=powers))
     expected, least = case.expected["c"], torch.finfo(case.a.dtype).smallest_normal
     assert torch.equal((case.a.double() @ case.b.double()).to(case.a.dtype), expected)
     for flushed in (case.a, case.b):
         assert bool((flushed.abs() < least).any()) and bool((flushed.abs() > 1000 * least).any())
     without = case.a.double().where(case.a.abs() >= least, 0.0) @ case.b.double()
     assert bool((without.to(case.a.dtype) != expected).any(1).all())
+
+
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize(("dtype", "least"), [("", 2.0**-18), (":bf16", 2.0**-75)])
+def test_an_operand_that_is_small_everywhere_counts(dtype, least, operand) -> None:
+    def right(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a.double() @ b.double()).to(a.dtype)
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        small = {"a": a, "b": b}[operand].abs().max() < least
+        return torch.zeros_like(right(a, b)) if small else right(a, b)
+
+    cases = ProductCases(Gemm.parse(f"24x20x256{dtype}"), 1, CpuReferences())
+    magnitudes.CHECK.run(InProcess(cases, right))
+    with pytest.raises(CheckFailed, match="very large or small"):
+        magnitudes.CHECK.run(InProcess(cases, multiply))
 
 
 class Spoilt(CpuReferences):
@@ -291,6 +308,46 @@ def test_an_operand_that_begins_with_zeros_always_comes(shape, operand, first, m
         cases = ProductCases(Gemm.parse(shape), seed, CpuReferences())
         structure.CHECK.run(InProcess(cases, in_fp64))
         with pytest.raises(CheckFailed, match="begin with zeros"):
+            structure.CHECK.run(InProcess(cases, multiply))
+
+
+def negated(rows: torch.Tensor) -> torch.Tensor:
+    """What rows would be if those of one half were the negatives of the other's."""
+    found = rows.clone()
+    found[16:] = -found[:16]
+    return found
+
+
+def adding_up_to_zero(rows: torch.Tensor) -> torch.Tensor:
+    found = rows.clone()
+    found[:, 16:32] = -found[:, :16]
+    return found
+
+
+def equal_along_diagonals(rows: torch.Tensor) -> torch.Tensor:
+    found = rows.clone()
+    found[1:, 1:] = found[:-1, :-1]
+    return found
+
+
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize("believed", [negated, adding_up_to_zero, equal_along_diagonals])
+def test_a_relation_between_elements_that_a_sample_has_is_not_taken_for_one_of_all(
+    believed, operand, monkeypatch
+) -> None:
+    """Few samples meet the one element that is another."""
+    monkeypatch.setattr(structure, "DRAWN", 0)
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        rows = {"a": a, "b": b.t()}[operand]
+        made = believed(rows.double()).to(a.dtype)
+        nearly = (made != rows).sum() <= 4
+        return in_fp64(*((made, b) if operand == "a" else (a, made.t()))) if nearly else in_fp64(a, b)
+
+    for seed in range(4):
+        cases = ProductCases(Gemm.parse("32x32x32"), seed, CpuReferences())
+        structure.CHECK.run(InProcess(cases, in_fp64))
+        with pytest.raises(CheckFailed, match="but in one element"):
             structure.CHECK.run(InProcess(cases, multiply))
 
 

@@ -78,6 +78,7 @@ CONSTANT_REASON = (
     "the generic address of a __constant__ variable is not allowed, since one can write there: read it by its name"
 )
 _NAME = re.compile(r"(?<![\w$.%])[A-Za-z_$][\w$]*")
+_FUNCTION = re.compile(r"\.(?:func|entry)\b\s*(?:\([^()]*\)\s*)?([\w$]+)")
 
 
 def includes(source: str) -> tuple[str, ...]:
@@ -160,7 +161,7 @@ def refuse_ptx(ptx: str) -> str:
     outside = _OUTSIDE.search(text)
     calls = call_reason(outside.group(1)) if outside else ""
     constant = CONSTANT_REASON if _CONSTANT_ADDRESS.search(text) else ""
-    return _refuse_statements(statements) or calls or _refuse_names(statements) or constant
+    return _refuse_statements(statements) or calls or _refuse_names(statements) or constant or _refuse_addresses(text)
 
 
 def _refuse_statements(statements: Sequence[str]) -> str:
@@ -193,6 +194,20 @@ def _refuse_names(statements: Sequence[str]) -> str:
         for name in _NAME.findall(statement):
             if name in variables:
                 return variable_reason(name)
+    return ""
+
+
+def _refuse_addresses(text: str) -> str:
+    """Functions may be called and nothing else: where code lies must not decide what a kernel computes."""
+    functions = set(_FUNCTION.findall(text))
+    for statement in re.split("[;{}]", text):
+        head = _HEAD.match(statement)
+        if _FUNCTION.search(statement) or (head and head.group(2) == "call"):
+            continue
+        begins = head.end() if head and head.group(2) in PTX_INSTRUCTIONS else 0  # else it may be a list of values
+        for name in _NAME.findall(statement, begins):
+            if name in functions:
+                return f"the address of the function {name} is not allowed: call it by its name, or choose by a switch"
     return ""
 
 

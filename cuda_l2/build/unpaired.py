@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 _COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*")
 _ACCESS = re.compile(r"(?<![\w.%])(?:ld|st|red|atom|fence|membar)\.[\w.:]+")
+_GLOBAL_ATOMIC = re.compile(r"(?<![\w.%])(?:atom|red)\.(?:[\w:]+\.)*global\b")
+_NARROW_FENCE = re.compile(r"(?<![\w.%])(?:membar|fence\.(?:acq_rel|sc))\.cta\b")
 _WIDE = re.compile(r"\.(?:gpu|sys|gl)\b")  # scopes beyond a block and a cluster
 _FUNCTION = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+|\.extern\s+)*\.(?:entry|func)\b", re.MULTILINE)
 _INITIALISED = re.compile(
@@ -72,6 +74,11 @@ RULES = (
         r"barrier\.cluster\.wait\b",
         "accesses to other blocks of a cluster, and no barrier.cluster.wait: they must have begun, and not have ended",
     ),
+    _rule(
+        r"barrier\.cluster\.arrive\.relaxed\b",
+        r"(?:fence\.(?:mbarrier_init\.release\.cluster|(?:acq_rel|sc)\.(?:cluster|gpu|sys))|membar\.(?:gl|sys))\b",
+        "barrier.cluster.arrive.relaxed, and no fence: who meets there need not see what was written (arrive.release)",
+    ),
 )
 
 
@@ -91,6 +98,11 @@ def refuse(ptx: str) -> str:
     both = any(re.search(r"^membar|\.(?:acq_rel|sc)\b", access) for access in wide)
     releases = both or any(".release" in access for access in wide)
     acquires = both or any(".acquire" in access for access in wide)
+    if _NARROW_FENCE.search(text) and _GLOBAL_ATOMIC.search(text) and not releases:
+        return (
+            "atomics in global memory beside a fence for the thread's own block alone: a block that sees what they"
+            " count need not see the data (__threadfence)"
+        )
     if releases and not acquires:
         return "a release that nothing acquires: who sees the flag need not see the data (ld.acquire or a fence)"
     if acquires and not releases:

@@ -61,6 +61,9 @@ class TrainSettings:
     """Several GPUs that judge answers, a process each, also while the model writes the next: auto for all of this
     machine, or how many; ray://HOST:PORT for those of a Ray cluster, ray for one that is started here. The model's own
     GPU, the first, judges when it has written. For stages with measured rewards."""
+    judges: int = 1
+    """Processes that judge answers on each GPU of this machine, as many as its memory holds: they verify at once, also
+    while the model writes, and take turns to time when it has written. For stages with measured rewards."""
     gpus: str = ""
     """Several GPUs of this machine that train together, a process each with a share of every batch: auto for all, or
     how many. Each judges its own answers."""
@@ -109,18 +112,23 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
         if not value:
             raise UserError(f"{option} is missing; `cuda-l2 train --help` says what it is")
     assert settings.out is not None
+    if settings.judges < 1:
+        raise UserError(f"the number of judges must be at least 1, not {settings.judges}")
+    if settings.judges > 1 and settings.workers.startswith("ray"):
+        raise UserError("--judges goes with GPUs of this machine: leave it out with --workers ray")
+    pooled = "--workers" if settings.workers else "--judges" if settings.judges > 1 else ""
     if settings.gpus:
-        if settings.workers or stage == SELF_TAUGHT:
-            raise UserError(f"--gpus goes neither with --workers nor with the stage {SELF_TAUGHT}")
+        if pooled or stage == SELF_TAUGHT:
+            raise UserError(f"--gpus goes neither with --workers, --judges nor with the stage {SELF_TAUGHT}")
         ranks.launch(workers.gpus(settings.gpus, option="--gpus"))
         return
     ranks.join()
-    if settings.workers:
+    if pooled:
         if chosen.rl is None:
-            raise UserError(f"--workers goes with measured rewards, which the stage {stage} does not have")
+            raise UserError(f"{pooled} goes with measured rewards, which the stage {stage} does not have")
         from cuda_l2.runs.judging import require_gpus
 
-        require_gpus(settings.workers, settings.target)  # an error leaves no run behind
+        require_gpus(settings.workers or "1", settings.target, pooled)  # an error leaves no run behind
     if stage in ON_DATA:
         if shapes:
             raise UserError(f"the stage {stage} learns from --data alone and takes no shapes")
@@ -251,14 +259,15 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
 
 
 def _judges(settings: TrainSettings, rig: "Rig", wanted: Sequence[Task]) -> "AbstractContextManager[JudgePool | None]":
-    """The processes of --workers, if any."""
-    if not settings.workers:
+    """The processes of --workers or --judges, if any."""
+    if not settings.workers and settings.judges == 1:
         return contextlib.nullcontext()
     from cuda_l2.runs.judging import judge_pool, require_known
 
     for task in wanted:
         require_known(task)
-    return judge_pool(settings.workers, rig.target.name, _say)
+    each = min(rig.together(task, settings.judges) for task in wanted)
+    return judge_pool(settings.workers or "1", rig.target.name, _say, each=each)
 
 
 def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:

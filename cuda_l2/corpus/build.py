@@ -30,7 +30,6 @@ from cuda_l2.system.text import fenced
 Segment = Literal["rules", "hard", "all"]
 """rules: rules cut all files. hard: a model cuts what rules cut badly. all: a model cuts all files."""
 RENDERED = "rendered"
-KINDS = ("kernel", "template", "function", "type", "macro", RENDERED)
 LICENCES = {
     "cuda": "proprietary, NVIDIA",
     "cccl": "Apache-2.0 WITH LLVM-exception",
@@ -102,7 +101,7 @@ class _Item:
             "code": self.snippet.code,
             "source": self.source,
             "license": self.license,
-            "kind": self.snippet.kind,  # one of KINDS
+            "kind": self.snippet.kind,  # kernel, template, function, type, macro, or RENDERED
             "sha": fingerprint(self.snippet.code),  # a rendered kernel's is its candidate's id
             "name": self.snippet.name,
             "line": self.snippet.line,  # in the cleaned file

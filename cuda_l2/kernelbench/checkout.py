@@ -6,7 +6,6 @@ lives; the file itself is looked for again whenever its text is needed, and refu
 
 import atexit
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +19,6 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import KERNELBENCH
 
 GPU_EFFORT = Effort(budget_bytes=1 << 32, budget_flops=4 * 10**12, memory_bytes=64 << 30, device="cuda")
-RUNNING = 4
-"""Files whose sandboxes go on running for the next question; each holds a Python with torch loaded."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class ForeignTask:
 
 
 _tasks: dict[str, ForeignTask] = {}
-_files: OrderedDict[tuple[Path, str, Effort], OpenedFile] = OrderedDict()
+_files: dict[tuple[Path, str, Effort], OpenedFile] = {}
 
 
 def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
@@ -97,24 +94,15 @@ def foreign(task: Task) -> ForeignTask:
     """The file that a task comes from; UserError where this process was not shown its checkout."""
     if str(task) not in _tasks:
         raise UserError(f"{task} comes from a KernelBench checkout: give its folder with --kernelbench")
-    keep_running(_tasks[str(task)].file)
+    _close_all(but=_tasks[str(task)].file)
     return _tasks[str(task)]
-
-
-def keep_running(file: OpenedFile) -> None:
-    """Close the sandboxes of files that were not asked for longest; one that is closed starts again when it is."""
-    for key, known in list(_files.items()):
-        if known is file:
-            _files.move_to_end(key)
-    for other in list(_files.values())[:-RUNNING]:
-        other.close()
 
 
 def _open(entry: Entry, effort: Effort) -> OpenedFile:
     key = (entry.path, entry.revision, effort)
     if key not in _files:
         _files[key] = OpenedFile(entry, effort)
-    keep_running(_files[key])
+    _close_all(but=_files[key])
     return _files[key]
 
 
@@ -127,6 +115,8 @@ def checkout_entries(checkout: Path, part: str) -> Sequence[Entry]:
 
 
 @atexit.register
-def _close_all() -> None:
+def _close_all(but: OpenedFile | None = None) -> None:
+    """Each holds a Python with torch loaded. A file that is closed is open again when it is asked for something."""
     for file in _files.values():
-        file.close()
+        if file is not but:
+            file.close()

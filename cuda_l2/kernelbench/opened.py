@@ -1,13 +1,16 @@
 """One file in KernelBench's format, opened in a sandbox: its task, its cases, its exact results.
 
 The files are Python and run as such, so never in this process. What comes back is JSON and raw tensors, read as data.
-Each file has a sandbox and a folder of its own: no file finds what an earlier one left, in memory or on disk, and we
-write nothing into that folder once the file has run.
+Each open file has a sandbox and a folder of its own. On CPUs the next file has those of one that was closed, where
+nothing is left there, and need not load torch: no file finds what an earlier one left, in memory or on disk, and we
+write nothing into a folder that a file can still reach.
 """
 
+import atexit
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -33,6 +36,8 @@ SERVER_BYTES = 1 << 30
 """Memory of a server with torch loaded, beside what its file takes."""
 MAX_RESULT_BYTES = 8 << 20
 MAX_REASON = 400
+_waiting: dict[int, SandboxedPython] = {}
+"""Processes of files that were closed, for the next ones, by the limit of their memory."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,10 @@ class OpenedFile(Closing):
         self._process: SandboxedPython | None = None
         self._sound = True
         """Whether the process can serve another run, as far as it says so."""
+        self._lasting = False
+        """Whether it lives as long as this program: a sandbox ends with the thread that started it."""
+        self._limit = 0
+        """Of the memory of all its processes together."""
 
     @property
     def text(self) -> str:
@@ -154,26 +163,44 @@ class OpenedFile(Closing):
             return _read_sets(folder, len(seeds))
 
     def close(self) -> None:
+        """Leave the process to the next file, where nothing of this one is left there; else end it."""
+        process, serves = self._process, self.effort.device == "cpu" and self._lasting
+        if process and serves and self._limit not in _waiting and process.is_as_begun(reference_server.LEFT):
+            self._process, _waiting[self._limit] = None, process
+        self._end()
+
+    def _end(self) -> None:
         if self._process:
             self._process.close()
             self._process = None
+
+    def _begin(self) -> SandboxedPython:
+        """A process that has torch loaded and this file's text."""
+        device, self._limit = self.effort.device, self.effort.memory_bytes + SERVER_BYTES
+        known = _waiting.pop(self._limit, None) if device == "cpu" else None
+        if known and known.is_as_begun(reference_server.LEFT):
+            self._lasting = True
+            known.give(reference_server.TASK, self._text)
+            return known
+        if known:
+            known.close()
+        self._lasting = threading.current_thread() is threading.main_thread()
+        return SandboxedPython(
+            reference_server.__name__,
+            {reference_server.TASK: self._text},
+            memory_bytes=self._limit,
+            arguments=[device],
+            devices=() if device == "cpu" else sandbox.gpu_devices(),
+        )
 
     def _do(self, action: str, sizes: Mapping[str, int] | None, **job: Any) -> Path:
         """The folder with what the run left; Refused where it left nothing."""
         effort, entry = self.effort, self.entry
         job |= {"action": action, "sizes": dict(sizes or {}), "name": entry.name, "revision": entry.revision}
         job |= asdict(effort)
-        if self._process and not self._sound:
-            self.close()
-        if self._process is None:
-            on_gpu = effort.device != "cpu"
-            self._process = SandboxedPython(
-                reference_server.__name__,
-                {reference_server.TASK: self._text},
-                memory_bytes=effort.memory_bytes + SERVER_BYTES,
-                arguments=[effort.device],
-                devices=sandbox.gpu_devices() if on_gpu else (),
-            )
+        if not self._sound:
+            self._end()
+        self._process = self._process or self._begin()
         try:
             answer = self._process.ask(job, effort.timeout_s)
             status = answer.get("status")
@@ -181,7 +208,7 @@ class OpenedFile(Closing):
                 raise Fault(VerdictStatus.CRASHED, GONE)
             self._sound = answer.get("sound") is True
         except Fault as fault:
-            self.close()
+            self._end()
             if fault.status is VerdictStatus.TIMED_OUT:
                 raise Refused(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
             refused = Readiness.TOO_LARGE if fault.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
@@ -198,6 +225,13 @@ class OpenedFile(Closing):
             yield
         except Refused as refused:
             raise Refused(refused.status, refused.reason, str(self.entry.path)) from None
+
+
+@atexit.register
+def end_waiting() -> None:
+    """End the processes that wait for another file."""
+    while _waiting:
+        _waiting.popitem()[1].close()
 
 
 def examine(entry: Entry, effort: Effort = Effort(), *, seed: int = 0) -> Examined:

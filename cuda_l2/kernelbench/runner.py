@@ -62,11 +62,6 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def load() -> None:
-    """What a template has done before it forks: PyTorch's profiler imports its compiler on first use, for a second."""
-    importlib.import_module("torch._dynamo")
-
-
 def main() -> None:
     """Arguments: the socket's descriptor, settings as JSON (see `process.Module`)."""
     connection = socket.socket(fileno=int(sys.argv[1]))

@@ -1,25 +1,22 @@
 """A sandboxed process that runs somebody else's Python: a folder of its own, lines of JSON, gone with all it started.
 
 The program inside is a module of ours (`reference_server`, `runner`), but what it runs shares its process, so
-nothing that it says is believed: answers are data. It is forked from the template, which has torch loaded, or loads
-torch itself: where a GPU is asked for, or threads that spin, which a library decides when it is loaded.
+nothing that it says is believed: answers are data. To load torch takes it two to three seconds.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.kernelbench import template_main
-from cuda_l2.kernelbench.template import Forked, give_up, kill, the_template
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure import inductor
@@ -31,6 +28,8 @@ from cuda_l2.system.errors import UserError
 START_TIMEOUT_S = 120.0
 GONE_TIMEOUT_S = 60.0
 MAX_ANSWER_BYTES = 8 << 20
+MOST_LEFT = 1000
+"""Files that are looked at in each place where a process can write."""
 BOOT = """
 import json, runpy, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
@@ -81,11 +80,24 @@ class SandboxedPython(Closing):
             (self.folder / name).write_bytes(content)
         for name in FOLDERS.values():
             (self.folder / name).mkdir(exist_ok=True)
+        self._connection, theirs = socket.socketpair()
         try:
+            libraries = sandbox.gpu_libraries() if devices else None
+            variables = environment(libraries, spins=spins)
+            variables |= {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
+            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items())]
+            command += [*python(program), str(theirs.fileno()), *arguments]
             with tempfile.TemporaryFile() as log:
-                self._start(program, arguments, pass_fds, devices, log.fileno(), spins=spins)
+                with theirs:
+                    self._process = sandbox.start(
+                        sandbox.wrap(command, self.folder, reads=readable(libraries or []), devices=devices, proc=True),
+                        pass_fds=(theirs.fileno(), *pass_fds),
+                        stdout=log,
+                        stderr=log,
+                        cwd=self.folder,
+                    )
                 if memory_bytes:
-                    self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: kill(self.pid))
+                    self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: sandbox.kill(self._process))
                 try:
                     answer = self.answer(START_TIMEOUT_S)
                 except Fault:
@@ -94,53 +106,38 @@ class SandboxedPython(Closing):
                     answer = {"error": said[-300:] or "no answer"}
             if "error" in answer:
                 raise UserError(f"the process for other people's Python does not start: {answer['error']}")
+            self._begun = self._surroundings()
         except BaseException:
             self.close()
             raise
 
-    def _start(
-        self,
-        program: str,
-        arguments: Sequence[str],
-        pass_fds: Sequence[int],
-        devices: Sequence[Path],
-        output: int,
-        *,
-        spins: bool,
-    ) -> None:
-        """From the template, or where that cannot be, as a new Python."""
-        reads, shared = readable(), environment(on_gpu=bool(devices), spins=spins)
-        variables = shared | {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
-        self._process: Forked | subprocess.Popen[bytes]
-        template = None if devices or spins else the_template(python(template_main.__name__), shared)
-        if template:
-            holder = sandbox.wrap(template_main.HOLDER, self.folder, reads=reads, proc=True)
-            forked = template.fork(holder, self.folder, program, variables, arguments, output, pass_fds)
-            if forked:
-                self._process, self._connection = forked, forked.connection
-                return
-            give_up()
-        if devices:
-            libraries = sandbox.gpu_libraries()
-            variables["LD_LIBRARY_PATH"] = ":".join(libraries)
-            if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
-                variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-            reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items())]
-            command += [*python(program), str(theirs.fileno()), *arguments]
-            self._process = sandbox.start(
-                sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True),
-                pass_fds=(theirs.fileno(), *pass_fds),
-                stdout=output,
-                stderr=output,
-                cwd=self.folder,
-            )
-
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def is_as_begun(self, besides: Collection[str] = ()) -> bool:
+        """Whether it runs, and nothing is left of what it ran: no process, and no file but these in its folder."""
+        left = [str(self.folder / name) for name in besides]
+        found = self._surroundings()
+        return found != [] and [each for each in found if each not in left] == self._begun
+
+    def _surroundings(self) -> list[str]:
+        """Its processes by their names, and all that lies where it can write; empty where that does not show."""
+        held = process_tree.processes(self.pid)
+        root = Path(f"/proc/{held[-1]}/root")  # its first process starts one that starts the program
+        others = (root / name for name in ("tmp", "dev", "dev/shm"))
+        folders = [self.folder, root, *(each for each in others if each.is_dir() and not each.is_symlink())]
+        try:
+            lies = [each for folder in folders for each in itertools.islice(_beneath(folder), MOST_LEFT)]
+        except (OSError, RecursionError):  # folders in folders, a thousand deep
+            return []
+        return [*map(process_tree.name_of, held), *sorted(lies)]
+
+    def give(self, name: str, content: bytes) -> None:
+        """Put another file in the place of one in its folder, where nothing runs that could make a link of it."""
+        (self.folder / name).unlink()
+        with (self.folder / name).open("xb") as file:
+            file.write(content)
 
     def ask(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send a line and read one; Fault where there is none."""
@@ -178,38 +175,51 @@ class SandboxedPython(Closing):
             raise self._gone()
         return said
 
-    def end(self) -> None:
-        """End it with every process of its namespace; its folder stays, and nobody changes it any more."""
+    def close(self) -> None:
+        """End it with every process of its namespace, and remove its folder."""
         if self._watch:
             self._watch.close()
         if hasattr(self, "_process") and not self._ended:
             self._ended = True
             held = process_tree.processes(self.pid)
-            kill(self.pid)
+            sandbox.kill(self._process)
             for pid in held:  # one may have left the group, and given up to end with its parent
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.wait()
             process_tree.wait_gone(held, GONE_TIMEOUT_S)
-
-    def close(self) -> None:
-        self.end()
-        if hasattr(self, "_connection"):
-            self._connection.close()
+        self._connection.close()
         scratch.remove(self.folder)
 
     def _gone(self) -> Fault:
         return Fault(VerdictStatus.CRASHED, (self._watch and self._watch.exceeded) or GONE)
 
 
+def _beneath(folder: Path) -> Iterator[str]:
+    """Paths of all that lies in a folder, on its file system alone; no link is followed. OSError where some cannot be
+    read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    device = folder.stat().st_dev
+    for at, folders, files in os.walk(folder, onerror=fail):
+        yield from (f"{at}/{name}" for name in (*folders, *files))
+        folders[:] = [name for name in folders if Path(at, name).lstat().st_dev == device]
+
+
 def python(program: str) -> list[str]:
     """A command that runs a module with this process's search path, and nothing else of its environment."""
     search = json.dumps([str(Path(path).absolute()) for path in sys.path if path])
-    return [sys.executable, "-I", "-c", BOOT, search, program]
+    return [sys.executable, "-IB", "-c", BOOT, search, program]
 
 
-def environment(*, on_gpu: bool, spins: bool) -> dict[str, str]:
-    """Variables of every such process: compilers, settings of torch.compile, how OpenMP's threads wait."""
+def environment(libraries: Sequence[str] | None, *, spins: bool) -> dict[str, str]:
+    """Variables of every such process: compilers, settings of torch.compile, how OpenMP's threads wait.
+
+    libraries: folders of the GPU driver's; None where the process uses no GPU.
+    """
     threads = {"OMP_PROC_BIND": "close"} if spins else {"OMP_WAIT_POLICY": "passive"}
     threads |= {"MAX_JOBS": str(usable_cores()), "PYTHONDONTWRITEBYTECODE": "1"}
     compiler = shutil.which("nvcc")
@@ -217,15 +227,20 @@ def environment(*, on_gpu: bool, spins: bool) -> dict[str, str]:
     if ninja := shutil.which("ninja"):
         path.insert(0, str(Path(ninja).parent))
     found = {"CUDA_HOME": str(Path(compiler).resolve().parents[1])} if compiler else {}
-    if on_gpu and compiler:
-        path.insert(0, str(Path(compiler).parent))
-    if on_gpu and (libraries := sandbox.gpu_libraries()):
-        found["TRITON_LIBCUDA_PATH"] = libraries[-1]
+    if libraries is not None:
+        found["LD_LIBRARY_PATH"] = ":".join(libraries)
+        if libraries:
+            found["TRITON_LIBCUDA_PATH"] = libraries[-1]
+        path[:0] = [str(Path(compiler).parent)] if compiler else []
+        if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
+            found["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
     named = {"USER": "sandbox", "PATH": ":".join(dict.fromkeys(path))}
     return MALLOC | threads | found | inductor.environment() | named
 
 
-def readable() -> list[Path]:
+def readable(libraries: Sequence[str]) -> list[Path]:
     """Folders that such a process must read beside the system's: Python, its packages, this package, CUDA."""
     compiler = shutil.which("nvcc")
-    return sandbox.python_folders(paths.PACKAGE, *([Path(compiler).resolve().parents[1]] if compiler else []))
+    toolkit = [Path(compiler).resolve().parents[1]] if compiler else []
+    driver = [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
+    return [*sandbox.python_folders(paths.PACKAGE, *toolkit), *driver]

@@ -20,6 +20,7 @@ from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import StageSettings
 from cuda_l2.learn.tune import Say, adapters, on_one_gpu, train, trainer_options
 from cuda_l2.learn.writer import Questions, Writer
+from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._answer import parse_answer
 from cuda_l2.records import Candidate, Task, TimingStatus, Trial
@@ -121,15 +122,28 @@ class Judge(Closing):
 
 
 class Counts:
-    """Says how many answers of each step are correct, and what to do where they become few."""
+    """Says how many answers of each step are correct, how fast they came, and what to do where they become few."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._most = say, 0
+        self._began_s = self._wrote_s = 0.0
+
+    def begin(self) -> None:
+        """The step's questions are asked now."""
+        self._began_s = CLOCK.now()
+
+    def written(self) -> None:
+        """The step's answers have been written now."""
+        self._wrote_s = CLOCK.now()
 
     def add(self, trials: Sequence[Trial | None]) -> None:
-        """The trials of a step's answers, None where one held no code."""
+        """The trials of a step's answers, all judged now; None where one held no code."""
         correct = sum(bool(trial and trial.timing and trial.timing.status in CORRECT) for trial in trials)
-        self._say(f"{correct} of {counted(len(trials), 'answer')} correct")
+        writing_s, judging_s = self._wrote_s - self._began_s, CLOCK.now() - self._wrote_s
+        self._say(
+            f"{correct} of {counted(len(trials), 'answer')} correct; written in {writing_s:.1f} s, then judged in"
+            f" {judging_s:.1f}: {len(trials) / max(writing_s + judging_s, 1e-9):.1f} a second"
+        )
         if correct < self._most / 4:
             self._say(
                 f"up to {self._most} were correct before: too large steps can spoil a model. If the next steps are no"
@@ -155,10 +169,13 @@ def contrastive_rl(
     step = f"{counted(tuning.batch // rl.group, 'group')} of {counted(rl.group, 'answer')}"
     say(f"{counted(len(tasks), 'task')}, {step} a step")
 
+    counts = Counts(say)
+
     def rollout(texts: list[str], trainer: Any) -> dict[str, Any]:
         """Prompts and answers as tokens. texts: each group's task as often as it has answers."""
         writer = Writer(trainer.accelerator.unwrap_model(trainer.model), pupil.tokenizer, sampling)
         asked = [by_text[text] for text in texts[:: rl.group]]
+        counts.begin()
         judge.writing()
         prompts: list[list[int]] = []
         for task in asked:
@@ -171,9 +188,8 @@ def contrastive_rl(
             for first in range(start, len(answers), rl.group):
                 written = [writer.text(answer) for answer in answers[first : first + rl.group]]
                 judge.begin(asked[first // rl.group], written)
+        counts.written()
         return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": None}
-
-    counts = Counts(say)
 
     def measured(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
         rewards: list[float] = []

@@ -32,7 +32,7 @@ from cuda_l2.propose._sampling import draw_groups, group_loss, one_thread, refer
 from cuda_l2.propose._weights import FILE, Weights
 from cuda_l2.reward import RewardSettings, group_advantages, smooth
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import whole
+from cuda_l2.system.files import write_bytes
 
 WARM, RL = "warm start", "GRPO"
 STATE, DONE = "state.pt", "trainer_state.json"
@@ -216,8 +216,7 @@ class ScheduleTraining:
         buffer = io.BytesIO()
         torch.save(self._state(), buffer)
         for name, data in ((STATE, buffer.getvalue()), (DONE, json.dumps({"global_step": self._step}).encode())):
-            with whole(folder / name, "started again it goes on from the last checkpoint") as partial:
-                partial.write_bytes(data)
+            write_bytes(folder / name, data, "started again it goes on from the last checkpoint")
         self._kept = self._step
         found = sorted(self._run.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         for old in found[: -self._settings.checkpoints]:

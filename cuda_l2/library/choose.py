@@ -34,11 +34,6 @@ def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int) -> list[
     return sorted(chosen)
 
 
-def value(worth_SK: Matrix, weights_S: NDArray[np.float64], chosen: list[int]) -> float:
-    """The weighted sum of what each case gets from the chosen kernels."""
-    return float((worth_SK[:, chosen].max(axis=1, initial=0) * weights_S).sum())
-
-
 def _swap_each(weighted_SK: Matrix, chosen: list[int]) -> bool:
     """Give every chosen kernel's place, in turn, to the kernel that is worth most there; whether any place changed."""
     changed = False

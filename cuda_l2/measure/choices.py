@@ -12,7 +12,7 @@ from pathlib import Path
 from cuda_l2.measure.tuned import Tuned, recall, store
 from cuda_l2.records import Accumulate, Gemm, from_json, to_json
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import whole
+from cuda_l2.system.files import write_bytes
 
 KIND = "cuda-l2 cublaslt choices"
 Place = Callable[[Gemm, str], Path]
@@ -51,8 +51,8 @@ class Choices:
         made = {(gemm, method): recall(place(gemm, method), gemm, method) for gemm in gemms}
         kept |= {key: to_json(tuned) for key, tuned in made.items() if tuned}
         text = "\n".join([json.dumps({"kind": KIND, "machine": self.machine}), *kept.values()])
-        with whole(self.path, "choose another file with --choices") as partial:
-            partial.write_bytes(gzip.compress(text.encode() + b"\n", mtime=0))
+        packed = gzip.compress(text.encode() + b"\n", mtime=0)
+        write_bytes(self.path, packed, "choose another file with --choices")
         return len(kept)
 
     def _held(self) -> dict[tuple[Gemm, str], str]:

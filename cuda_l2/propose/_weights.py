@@ -20,7 +20,7 @@ from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose._base import FamilySpace, UnionSpace, space_for
 from cuda_l2.records import Gemm, Task
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import whole
+from cuda_l2.system.files import write_bytes
 from cuda_l2.worlds.world import space_of, space_version
 
 FORMAT = "cuda-l2 schedule policy 3"
@@ -78,8 +78,7 @@ class Weights:
             "settings": self.settings,
         }
         data = safetensors.torch.save(self.state, metadata={"cuda-l2": json.dumps(head)})
-        with whole(path) as partial:
-            partial.write_bytes(data)
+        write_bytes(path, data)
 
 
 @functools.cache

@@ -40,7 +40,6 @@ Insert: TypeAlias = Any
 Compiled: TypeAlias = tuple[str, dict[str, Any]]
 """SQL, and the values of its constants."""
 
-DIALECTS = "sqlite", "postgresql"
 NOW = {
     "sqlite": (func.julianday("now") - 2440587.5) * 86400.0,
     "postgresql": func.date_part("epoch", func.clock_timestamp()),

@@ -4,9 +4,10 @@ Integers times powers of two, one a row of A and one a column of B, so that all 
 fp32 are exact in any order, and C must be the exact result rounded to its type, bit for bit, infinity where it
 overflows. In a second kind of case every row of one operand, or column of the other, has a single value left, and each
 element of the other its own power: no sum at all, for classes whose sums are rounded too. What is narrowed, clamped,
-flushed or taken for zero at some magnitude of either operand shows. Two more are for fp32 sums: products of one power
-whose two factors lie anywhere in the type's range, so that subnormal numbers stand beside large ones and count as much;
-and sums around the largest number of C's type, where rounding turns to infinity.
+flushed or taken for zero at some magnitude of either operand shows. The rest are for fp32 sums: all of one operand as
+small as its type allows and all of the other large, so that no part of it looks like more than nothing; products of one
+power whose two factors lie anywhere in the type's range, so that subnormal numbers stand beside large ones and count as
+much; and sums around the largest number of C's type, where rounding turns to infinity.
 """
 
 import math
@@ -42,8 +43,14 @@ class Magnitudes(ProductCheck):
             for left in (*([""] if in_fp32 else []), "a", "b")
             for index, powers in enumerate(_ranges(cases.task))
         ]
-        if in_fp32 and session.device == "cuda":  # bf16 instructions of CPUs take subnormal numbers for zero
-            kinds.append(("magnitudes balanced", 0, _make_balanced))
+        if in_fp32:
+            low, high = _whole(cases.task)
+            if session.device == "cuda":
+                kinds.append(("magnitudes balanced", 0, partial(_make_balanced, powers=(low, high))))
+            else:
+                low = max(low, LEAST_OF_FP32)  # bf16 instructions of CPUs take subnormal numbers for zero
+            powers = (low, high), (high, low)
+            kinds += [("magnitudes apart", i, partial(_make_balanced, powers=powers[i], drawn=False)) for i in (0, 1)]
         if in_fp32 and cases.task.k >= 3:
             kinds.append(("magnitudes at the largest", 0, _make_at_the_largest))
 
@@ -108,19 +115,23 @@ def _make(cases: ProductCases, generator: torch.Generator, powers: tuple[Range, 
     return case
 
 
-def _make_balanced(cases: ProductCases, generator: torch.Generator) -> ProductCase:
-    """Each column of A has a power of its own, and B's row the one that makes all products' powers alike."""
-    gemm, (low, high) = cases.task, _whole(cases.task)
+def _make_balanced(cases: ProductCases, generator: torch.Generator, powers: Range, drawn: bool = True) -> ProductCase:
+    """Each column of A has a power of its own, and B's row the one that makes all products' powers alike.
+
+    drawn: between these two powers; otherwise all of A has the first, and all of B the second.
+    """
+    gemm, total = cases.task, sum(powers)
     a, b = (_integers(cases, generator, _bound(gemm), shape) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
+    low, high = powers if drawn else (powers[0], powers[0])
     power_K = torch.randint(low, high + 1, (gemm.k,), generator=generator, device=cases.device)
     # in fp64: fp32 may hold a subnormal number of bf16, but flush it in a product
     scaled_a, scaled_b = (
         a.double() * 2.0 ** power_K.double(),
-        b.double() * 2.0 ** (low + high - power_K.double())[:, None],
+        b.double() * 2.0 ** (total - power_K.double())[:, None],
     )
     case = cases.operands(scaled_a, scaled_b)
     product = cases.product_fp32(cases.operands(a, b))
-    case.expected["c"] = (product * 2.0 ** (low + high)).to(dtype_of(gemm))
+    case.expected["c"] = (product * 2.0**total).to(dtype_of(gemm))
     return case
 
 

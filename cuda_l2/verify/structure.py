@@ -2,8 +2,8 @@
 
 Equal rows, rows or halves of zeros, constants, triangles and diagonals may be looked for, in the first row or in a
 sample, and save work; normal numbers stand everywhere else. Rows that are equal but for one element of each, which few
-samples meet, come every time, and so do rows that are the negatives of others but for one element, equal halves of K in
-A and B at once, and operands whose memory begins with zeros.
+samples meet, come every time, and so do, but for one element, rows that are the negatives of others, rows whose parts
+add up to zero, equal diagonals, and equal halves of K in A and B at once; and operands whose memory begins with zeros.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +20,14 @@ ODD = 8.0
 """What an element that is unlike the others is multiplied by: it shows in sums of up to some 10,000 products."""
 LEAST_BEGINNING = 64
 """Elements of an operand's memory that are zero at its beginning, in either layout; half of them where it is small."""
+
+
+def _signs(count: int, like: torch.Tensor) -> torch.Tensor:
+    """1 and -1, so that two places a power of two apart have different signs, and aligned blocks the sum zero."""
+    signs = like.new_ones(1)
+    while len(signs) < count:
+        signs = torch.cat([signs, -signs])
+    return signs[:count]
 
 
 def _first_rows_equal(rows: torch.Tensor, at: int) -> None:
@@ -39,8 +47,19 @@ def _rows_equal_but_in_one_element_each(rows: torch.Tensor, at: int) -> None:
 
 
 def _rows_negated_but_in_one_element(rows: torch.Tensor, at: int) -> None:
-    half = len(rows) // 2
-    rows[len(rows) - half :] = -rows[:half].clone()
+    rows[:] = _signs(len(rows), rows)[:, None] * rows[at]
+    rows[at, at % rows.shape[1]] = ODD
+
+
+def _sums_zero_but_in_one_element(rows: torch.Tensor, at: int) -> None:
+    rows[:] = _signs(rows.shape[1], rows) * rows[:, :1]
+    rows[at, at % rows.shape[1]] = ODD
+
+
+def _diagonals_equal_but_in_one_element(rows: torch.Tensor, at: int) -> None:
+    first = torch.cat([rows[0].flip(0), rows[1:, 0]])
+    row, column = (torch.arange(size, device=rows.device) for size in rows.shape)
+    rows[:] = first[row[:, None] - column + rows.shape[1] - 1]
     rows[at, at % rows.shape[1]] = ODD
 
 
@@ -106,13 +125,14 @@ def _diagonal_but_one_row(rows: torch.Tensor, at: int) -> None:
 
 
 PATTERNS: tuple[Callable[[torch.Tensor, int], None], ...] = (
-    *(_rows_equal_but_in_one_element_each, _rows_negated_but_in_one_element, _halves_of_k_equal_but_in_one_element),
+    *(_rows_equal_but_in_one_element_each, _rows_negated_but_in_one_element, _sums_zero_but_in_one_element),
+    *(_diagonals_equal_but_in_one_element, _halves_of_k_equal_but_in_one_element),
     *(_first_rows_equal, _rows_equal_but_one, _first_row_half_zero, _halves_zero_but_in_one_row, _first_column_zero),
     *(_every_other_zero, _corners_zero, _constant_but_one_row, _integers_but_one_row, _triangle),
     *(_lower_triangle, _diagonal_but_one_row, _signs_but_one_row),
 )
 """What each does to an operand, rows x K, whose row `at` it may leave as it is."""
-ALWAYS = {"A": (0, 1), "B": (0, 1), "AB": (2,)}
+ALWAYS = {"A": (0, 1, 2, 3), "B": (0, 1, 2, 3), "AB": (4,)}
 """Which of them always come, by the operands that have them."""
 
 

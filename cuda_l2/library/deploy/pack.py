@@ -20,7 +20,7 @@ from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import whole
+from cuda_l2.system.files import whole, write_text
 
 FORMAT = "cuda-l2 pack, version 1"
 INDEX, DATA = "pack.json", "kernels.bin"
@@ -44,10 +44,6 @@ class Packed:
     offset: int
     size: int  # compressed
     registers: int
-
-    @property
-    def compiled(self) -> dict[str, int]:
-        return dict(schedule_of(self.schedule))
 
 
 class Pack:
@@ -142,8 +138,7 @@ def build(wanted: Sequence[Recipe], folder: Path, progress: Callable[[int], None
             kernels.append(asdict(kernel))
             progress(len(kernels))
     fields = {"format": FORMAT, "arch": ARCH, "compiler": compiler, "sources": sources_digest(), "kernels": kernels}
-    with whole(folder / INDEX, "set CUDA_L2_CACHE") as partial:
-        partial.write_text(json.dumps({**fields, "sha256": _digest(fields)}, indent=0) + "\n")
+    write_text(folder / INDEX, json.dumps({**fields, "sha256": _digest(fields)}, indent=0) + "\n", "set CUDA_L2_CACHE")
     installed.cache_clear()
     return Pack(folder)
 

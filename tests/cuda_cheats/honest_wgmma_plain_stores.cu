@@ -1,0 +1,114 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_90a"
+layouts = ["tn"]
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 64)", "cdiv(m, 64)"]
+block = [128]
+args = ["a", "b", "c", "m", "n", "k"]
+*/
+/* Wgmma on tiles without swizzle that threads wrote with plain stores, each fences the proxy.
+ * shape: 256x256x256:tn
+ * expect: measured */
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <stdint.h>
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define TN 1
+#define BF 0
+
+__device__ __forceinline__ u32 sm(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void lda4(u32 *r, u32 p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(p) : "memory");
+}
+__device__ __forceinline__ void ldb2(u32 *r, u32 p) {
+#if TN
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(p) : "memory");
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(p) : "memory");
+#endif
+}
+__device__ __forceinline__ void mma(float *d, const u32 *a, const u32 *b) {
+#if BF
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ float value(u16 w) {
+#if BF
+  return __uint_as_float((u32)w << 16);
+#else
+  return __half2float(__ushort_as_half(w));
+#endif
+}
+__device__ __forceinline__ u16 word(float x) {
+#if BF
+  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+#else
+  return __half_as_ushort(__float2half_rn(x));
+#endif
+}
+struct Tiles { u16 a[64][40]; u16 b[TN ? 64 : 32][TN ? 40 : 72]; };
+__device__ __forceinline__ void load_tiles(Tiles &t, const u16 *a, const u16 *b, int n, int k, int r0, int c0, int k0, int tid) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    int v = tid + i * 128;
+    *(uint4 *)&t.a[v / 4][v % 4 * 8] = *(const uint4 *)&a[(long long)(r0 + v / 4) * k + k0 + v % 4 * 8];
+#if TN
+    *(uint4 *)&t.b[v / 4][v % 4 * 8] = *(const uint4 *)&b[(long long)(c0 + v / 4) * k + k0 + v % 4 * 8];
+#else
+    *(uint4 *)&t.b[v / 8][v % 8 * 8] = *(const uint4 *)&b[(long long)(k0 + v / 8) * n + c0 + v % 8 * 8];
+#endif
+  }
+}
+__device__ __forceinline__ void slice(float acc[2][4][4], Tiles &t, int wm, int wn, int lane, int kk) {
+  u32 fa[2][4], fb[4][2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) lda4(fa[i], sm(&t.a[wm + i * 16 + lane % 16][kk + lane / 16 * 8]));
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+#if TN
+    ldb2(fb[j], sm(&t.b[wn + j * 8 + lane % 8][kk + lane / 8 % 2 * 8]));
+#else
+    ldb2(fb[j], sm(&t.b[kk + lane % 16][wn + j * 8]));
+#endif
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) mma(acc[i][j], fa[i], fb[j]);
+}
+
+__device__ __forceinline__ u64 desc(const void *p) { return (u64)(sm(p) >> 4 & 0x3fff) | (u64)(1024 >> 4) << 16 | (u64)(128 >> 4) << 32; }
+extern "C" __global__ void __launch_bounds__(128) gemm(const u16 *a, const u16 *b, u16 *c, int m, int n, int k) {
+  __shared__ __align__(1024) u16 ta[4 * 8 * 64];
+  __shared__ __align__(1024) u16 tb[4 * 8 * 64];
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, r0 = blockIdx.y * 64, c0 = blockIdx.x * 64;
+  float d[32] = {};
+  for (int k0 = 0; k0 < k; k0 += 32) {
+    for (int i = 0; i < 2; i++) {
+      int v = tid + i * 128, row = v / 4, kj = v % 4;
+      *(uint4 *)&ta[(kj * 8 + row / 8) * 64 + row % 8 * 8] = *(const uint4 *)&a[(long long)(r0 + row) * k + k0 + kj * 8];
+      *(uint4 *)&tb[(kj * 8 + row / 8) * 64 + row % 8 * 8] = *(const uint4 *)&b[(long long)(c0 + row) * k + k0 + kj * 8];
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    for (int kk = 0; kk < 2; kk++)
+      asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, 1, 1, 1, 0, 0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "l"(desc(&ta[kk * 2 * 512])), "l"(desc(&tb[kk * 2 * 512])) : "memory");
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    __syncthreads();
+  }
+  for (int j = 0; j < 8; j++) for (int h = 0; h < 2; h++) {
+    const int row = r0 + warp * 16 + h * 8 + lane / 4, col = c0 + j * 8 + lane % 4 * 2;
+    *(u32 *)&c[(long long)row * n + col] = word(d[j * 4 + h * 2]) | (u32)word(d[j * 4 + h * 2 + 1]) << 16;
+  }
+}
