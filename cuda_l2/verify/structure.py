@@ -57,9 +57,8 @@ def _sums_zero_but_in_one_element(rows: torch.Tensor, at: int) -> None:
 
 
 def _diagonals_equal_but_in_one_element(rows: torch.Tensor, at: int) -> None:
-    first = torch.cat([rows[0].flip(0), rows[1:, 0]])
-    row, column = (torch.arange(size, device=rows.device) for size in rows.shape)
-    rows[:] = first[row[:, None] - column + rows.shape[1] - 1]
+    edge = torch.cat([rows[1:, 0].flip(0), rows[0]])  # up the first column, then along the first row
+    rows[:] = edge.unfold(0, rows.shape[1], 1).flip(0)
     rows[at, at % rows.shape[1]] = ODD
 
 
