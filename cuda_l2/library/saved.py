@@ -211,11 +211,16 @@ def best(gemm: Gemm, path: Place) -> tuple[Saved | TorchsOwn, Timing | None]:
         measured = [trial for protocol in REPORTED for trial in archive.trials(gemm, machine, protocol)]
         # what a language model wrote is loaded by its path alone, by somebody who has read it
         reports = [trial for trial in measured if trial.candidate.schedule and trial.speedup]
-        found = reports or [trial for trial in archive.best(gemm, machine, "search", 100) if trial.candidate.schedule]
+        searched = archive.best(gemm, machine, "search", 100)
+        found = reports or [trial for trial in searched if trial.candidate.schedule]
+    if not found and any(not trial.candidate.schedule for trial in [*measured, *searched]):
+        raise UserError(
+            f"what {path} knows for {gemm} was written by a language model: it is loaded by its file's path alone"
+        )
     if not found:
         raise UserError(
-            f"{path} has no timed kernel for {gemm} on this machine ({machine}): run `cuda-l2 optimize {gemm}` while"
-            " the machine is quiet; what a language model wrote is loaded by its file's path alone"
+            f"no kernel for {gemm} has been timed on this machine, by {path}: run `cuda-l2 optimize {gemm}` until it"
+            " ends with a table, which needs quiet cores"
         )
     # each search compares its winner with those of earlier ones side by side, so the latest report decides
     latest = max(found, key=lambda trial: trial.created)
