@@ -153,7 +153,10 @@ def contrastive_rl(
         say(pupil.note)
     by_text = {str(task): task for task in tasks}
     step = f"{counted(tuning.batch // rl.group, 'group')} of {counted(rl.group, 'answer')}"
-    say(f"{counted(len(tasks), 'task')}, {step} a step")
+    say(
+        f"{counted(len(tasks), 'task')}, {step} a step, which is said once all are written, up to"
+        f" {counted(sampling.answer_tokens, 'token')} each, and judged"
+    )
 
     def rollout(texts: list[str], trainer: Any) -> dict[str, Any]:
         """Prompts and answers as tokens. texts: each group's task as often as it has answers."""

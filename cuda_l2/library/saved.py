@@ -19,6 +19,7 @@ from cuda_l2.measure.baselines._base import TorchProduct, named
 from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.place import Place, Server, place_of
 from cuda_l2.system.values import short
@@ -153,10 +154,7 @@ def find(name: object, archive: Place | str | None = None) -> Saved | TorchsOwn:
         return best(task, place)[0]
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"give a saved kernel's path, or a shape as in '512x512x512', not {short(name)}")
-    try:
-        return from_text(Path(name).read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {name}: {error}") from None
+    return from_text(read_text(Path(name)))
 
 
 def built(kernel: Saved) -> Build:
