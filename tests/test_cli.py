@@ -7,6 +7,7 @@ import py_compile
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -366,3 +367,12 @@ def test_a_variable_that_is_empty_moves_no_folder(monkeypatch) -> None:
     for name in ("CUDA_L2_HOME", "CUDA_L2_CACHE"):
         monkeypatch.setenv(name, "")
     assert (paths.data_dir(), paths.cache_dir()) == usual
+
+
+def test_doctor_names_every_extra_and_the_pip_of_its_own_python(monkeypatch) -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    said = [str(finding) for finding in doctor._packages()][1:]
+    for line in said:
+        assert f"{sys.executable} -m pip install 'cuda-l2[" in line
+    assert {line.split("[")[1].split("]")[0] for line in said} == extras - {"cuda", "dev"}
