@@ -1,5 +1,6 @@
 """The command line: one file a command under commands/, errors as one line, exit status 2."""
 
+import errno
 import importlib
 import os
 import pkgutil
@@ -17,10 +18,11 @@ app = App(
     help=(
         "Writes matrix-multiplication kernels for this machine, proves them correct, times them honestly.\n\n"
         "Start with `cuda-l2 doctor`, then `cuda-l2 optimize 512x512x512`.\n\n"
-        "A shape is MxNxK, then a layout if B is column-major (tn) and an accumulator if fp16 is enough:"
-        " 512x512x512, 64x4096x4096:tn, 256x256x256:nn:fp16."
+        "A shape is MxNxK in fp16; tn says that B is column-major, bf16 that elements are bf16, fp16 that sums may be:"
+        " 512x512x512, 64x4096x4096:tn:bf16, 256x256x256:fp16."
     ),
     help_format="markdown",
+    suppress_keyboard_interrupt=False,
 )
 for found in pkgutil.iter_modules(commands.__path__):
     if not found.name.startswith("_"):
@@ -29,11 +31,18 @@ for found in pkgutil.iter_modules(commands.__path__):
 app.register_install_completion_command(name="--install-completion")
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def main() -> None:
     """Run a command; this process's own settings are made here, before torch loads."""
     variables.clean_process()
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout:  # None where it was closed
+                sys.stdout.flush()
     except UserError as error:
         print(f"cuda-l2: {error}", file=sys.stderr)
         sys.exit(2)
@@ -42,9 +51,14 @@ def main() -> None:
             raise
         print(f"cuda-l2: {NO_TORCH}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and error.errno not in FULL:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        print(f"cuda-l2: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("cuda-l2: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -103,7 +103,7 @@ class Limits:
     def __post_init__(self) -> None:
         if self.tries < 1 or self.keep < 1:
             raise UserError("tries and kernels to keep must be at least 1")
-        if self.round < 0 or self.least_speedup < 0:
+        if self.round < 0 or not self.least_speedup >= 0:
             raise UserError("the round and the least speedup must not be negative")
         if not self.budget_s > 0:
             raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {self.budget_s:g} s")

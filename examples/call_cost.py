@@ -22,6 +22,7 @@ from cuda_l2.library.kernel import Kernel
 from cuda_l2.machine.cpu.target import detect
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Gemm
+from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
 ARM_S = 0.002
@@ -85,8 +86,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the kernel and of torch; default 1")
     parser.add_argument("--rounds", type=int, default=200, help="default 200")
     options = parser.parse_args()
+    try:
+        kernel = default_kernel(Gemm.parse(options.shape), options.threads)
+    except UserError as error:
+        parser.error(str(error))
     torch.set_num_threads(options.threads)
-    kernel = default_kernel(Gemm.parse(options.shape), options.threads)
     times = sampled(ways(kernel), options.rounds)
     print(f"{kernel.gemm} on {counted(options.threads, 'thread')}, {kernel.machine}, torch {torch.__version__}")
     print(table(times))

@@ -216,15 +216,20 @@ def _search(settings: Settings, number: int, count: int, begin: Any, results: An
     results.put(Search(settings, number).run(count, begin))
 
 
+def shares(workers: int, searches: int) -> list[int]:
+    """Numbers of workers of the searches. Each has one at least: of fewer workers there are fewer searches."""
+    each = [workers // min(searches, workers)] * min(searches, workers)
+    each[0] += workers - sum(each)
+    return each
+
+
 def simulate(settings: Settings, on_begin: Callable[[], None] = lambda: None) -> list[Counts]:
     """Run all searches, each in a process of its own. on_begin: called when all workers are connected."""
     processes = multiprocessing.get_context("spawn")
     begin, results = processes.Barrier(settings.workers + 1), processes.Queue()
-    shares = [settings.workers // settings.searches] * settings.searches
-    shares[0] += settings.workers - sum(shares)
     running = [
         processes.Process(target=_search, args=(settings, number, count, begin, results))
-        for number, count in enumerate(shares)
+        for number, count in enumerate(shares(settings.workers, settings.searches))
     ]
     for process in running:
         process.start()
@@ -248,7 +253,7 @@ def rows(
     busy_s = sum(counts.busy_s for counts in found)
     acknowledged = sum(counts.acknowledged for counts in found)
     alive_s = sum(counts.alive_s for counts in found)
-    yield "workers, searches", f"{settings.workers}, {settings.searches}"
+    yield "workers, searches", f"{settings.workers}, {len(found)}"
     yield "candidates a second", f"{acknowledged / settings.seconds:.1f}"
     yield "workers busy", f"{100 * busy_s / alive_s:.1f} %"
     cpu_ms = [1e3 * each / max(1, acknowledged) for each in (sum(counts.cpu_s for counts in found), server_s)]
@@ -280,6 +285,8 @@ def main() -> None:
     parser.add_argument("--dying", type=float, default=0.1, help="share of the workers that die half way")
     parser.add_argument("--recorded", default="", help="an archive whose trials' times are replayed")
     given = parser.parse_args()
+    if given.workers < 1 or given.searches < 1:
+        parser.error("there must be at least 1 worker and 1 search")
     times = recorded(given.recorded) if given.recorded else []
     with contextlib.ExitStack() as stack:
         server, server_s = None, [math.nan, math.nan]

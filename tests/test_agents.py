@@ -374,3 +374,13 @@ def test_http_asks_for_the_token_host_and_origin(tmp_path: Path) -> None:
 
     with working(tmp_path / "archive.db") as workshop:
         over_http(workshop, talk)
+
+
+def test_a_person_who_starts_the_server_is_told_who_does(tmp_path) -> None:
+    person, terminal = os.openpty()
+    os.write(person, b"\x04")  # the end of the input
+    errors = tmp_path / "errors"
+    errors.touch()
+    files = {"input": os.ttyname(terminal), "output": os.devnull, "errors": str(errors)}
+    status = command_line.run_over(files, "mcp", "32x32x32", "--target", "cpu", CUDA_L2_HOME=str(tmp_path))
+    assert status == 0 and errors.read_text().startswith("cuda-l2: an agent starts this command and talks to it")

@@ -7,19 +7,22 @@ import py_compile
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import run
+from command_line import run, run_over
 from conftest import CHEATS, honest_source
 from drawing import ROOT
+from made import trial
 from waiting import CLI
 
 from cuda_l2 import cli
 from cuda_l2.build import cuda_compiler
 from cuda_l2.commands import doctor, throughput
+from cuda_l2.records import Gemm
 from cuda_l2.system import native, paths, scratch
 from cuda_l2.system.errors import MachineError, UserError
 
@@ -92,6 +95,13 @@ COMMANDS = (
         (["mcp", "64x64"], "64x64"),
         (["mcp", "64x64x64", "--http", "99999"], "port"),
         (["mcp", "64x64x64", "--trials", "0"], "trials"),
+        (["collect", "64x64x64", "--policy", "random", "--out", "collected", "--least-speedup", "nan"], "negative"),
+        (["bench", "--tasks", "softmax", "--grid", "paper"], "--grid does not go with --tasks"),
+        (["tasks", "--kernelbench", ".", "--timeout", "0"], "--timeout must be a positive time"),
+        (["compare", "--world", "."], "is a directory"),
+        (["optimize", "64x64x64", "--judges", "2"], "--judges: there is no GPU"),
+        (["check", "/dev/zero", "64x64x64"], "it has more than 256 MiB"),
+        (["check", "/bin/true", "64x64x64"], "it is no text in UTF-8"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(arguments, says, typed, tmp_path, monkeypatch) -> None:
@@ -317,3 +327,52 @@ def test_a_failure_of_the_machine_is_one_line_and_status_2(error, said, monkeypa
         cli.main()
     lines = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith(f"cuda-l2: {said}")
+
+
+@pytest.mark.parametrize("arguments", [["show", "64x64x64"], ["tasks"], ["--version"]])
+def test_an_output_that_cannot_be_written_is_one_line_and_status_2(arguments, archive) -> None:
+    errors = archive.path.with_name("errors")
+    errors.touch()
+    files = {"input": os.devnull, "output": "/dev/full", "errors": str(errors)}
+    archive.append(trial("", 2.0, task=Gemm.parse("64x64x64")))
+    status = run_over(files, *arguments, CUDA_L2_HOME=str(archive.path.parent))
+    assert errors.read_text() == "cuda-l2: cannot write the output: No space left on device\n"
+    assert status == 2
+
+
+def test_ctrl_c_is_said(monkeypatch, capsys) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.app["prompts"], "default_command", interrupted)
+    monkeypatch.setattr("sys.argv", ["cuda-l2", "prompts"])
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    assert capsys.readouterr().err == "cuda-l2: interrupted\n"
+
+
+def test_the_cause_of_a_failed_compilation_is_said(tmp_path, monkeypatch) -> None:
+    source = tmp_path / "helper.c"
+    source.write_text('#include "missing.h"\n')
+    monkeypatch.setattr(native, "_text", Path.read_bytes)  # which would read the file that is missing
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=r"missing\.h: No such file or directory"):  # and not "compilation terminated."
+        native.compiled(source)
+
+
+def test_a_variable_that_is_empty_moves_no_folder(monkeypatch) -> None:
+    for name in ("CUDA_L2_HOME", "CUDA_L2_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    usual = paths.data_dir(), paths.cache_dir()
+    for name in ("CUDA_L2_HOME", "CUDA_L2_CACHE"):
+        monkeypatch.setenv(name, "")
+    assert (paths.data_dir(), paths.cache_dir()) == usual
+
+
+def test_doctor_names_every_extra_and_the_pip_of_its_own_python(monkeypatch) -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    said = [str(finding) for finding in doctor._packages()][1:]
+    for line in said:
+        assert f"{sys.executable} -m pip install 'cuda-l2[" in line
+    assert {line.split("[")[1].split("]")[0] for line in said} == extras - {"cuda", "dev"}

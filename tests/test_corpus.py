@@ -381,7 +381,7 @@ def test_nothing_but_our_own_is_written_over(folder, tmp_path) -> None:
         run(other, tmp_path / "data")
     run(folder, tmp_path / "data")
     run(folder, tmp_path / "data")
-    with pytest.raises(UserError, match="no dataset with a part sft"):
+    with pytest.raises(UserError, match="no dataset with a part sft: it has text, triplets"):
         dataset.read(tmp_path / "data", "sft")
 
 

@@ -148,6 +148,16 @@ def test_simulated_workers_lose_nothing_and_take_up_what_dead_ones_held(database
     assert table["acknowledged and not stored"] == "0"
 
 
+def test_every_simulated_search_has_a_worker(monkeypatch, capsys) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    scale = example("scale")
+    assert scale.shares(9, 4) == [3, 2, 2, 2] and scale.shares(3, 4) == [1, 1, 1]
+    monkeypatch.setattr("sys.argv", ["scale.py", "--workers", "0"])
+    with pytest.raises(SystemExit, match="2"):
+        scale.main()
+    assert "at least 1 worker" in capsys.readouterr().err
+
+
 def test_a_person_answers_what_a_model_is_asked(tmp_path) -> None:
     """Through the client of the searches. An answer that is there before its question is sent at once."""
     tool, settings = example("answer_by_hand"), ModelSettings(retries=0, answer_tokens=200)

@@ -25,6 +25,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+def test_a_models_name_is_printed_as_it_is(clock: Clock, capsys) -> None:
+    Stages("64x64x64", clock=clock).stage("waiting for openai:m: choosing")  # which rich takes for a picture
+    assert capsys.readouterr().err == "64x64x64: 0 s, waiting for openai:m: choosing\n"
+
+
 def test_a_line_ticks_while_a_step_runs_and_says_for_how_long_it_may(clock: Clock, capsys) -> None:
     stages = Stages("512x512x512", most_s=90.0, clock=clock)
     stages.stage("searching")

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -443,9 +442,8 @@ def tiny(tmp_path_factory) -> Path:
     return folder
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+LISTENS = re.compile(r"running on (http://localhost:\d+) ")
+"""What a server logs once it has its port."""
 
 
 SHORT = ModelSettings(answer_tokens=24, concurrency=2, retries=0, repairs=1)
@@ -494,18 +492,15 @@ def test_a_prompt_beyond_a_local_models_window_is_one_clear_line(tiny, evaluator
 @pytest.mark.full
 def test_a_real_openai_compatible_server_is_asked_the_same_way(tiny, evaluator, archive, tmp_path) -> None:
     """`transformers serve`, in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [Path(sys.executable).with_name("transformers"), "serve", tiny, "--device", "cpu", "--port", str(port)]
+    command = [Path(sys.executable).with_name("transformers"), "serve", tiny, "--device", "cpu", "--port", "0"]
     log = tmp_path / "server.log"
     with log.open("w") as output:
         server = subprocess.Popen(
             [str(word) for word in command], stdout=output, stderr=output, env={**os.environ, "HF_HUB_OFFLINE": "1"}
         )
     try:
-        wait_until(lambda: listens(port), server)
-        ask_for_real(f"openai:{tiny}@http://127.0.0.1:{port}/v1", evaluator, archive)
+        wait_until(lambda: LISTENS.search(log.read_text()), server)
+        ask_for_real(f"openai:{tiny}@{LISTENS.search(log.read_text())[1]}/v1", evaluator, archive)
     finally:
         server.terminate()
         server.wait()

@@ -40,6 +40,9 @@ def test_a_server_with_an_accelerated_model_answers_the_same_texts(folder, tmp_p
     with tool.running(str(folder), arms, "1-2", tmp_path) as servers:
         samples, texts = tool.compare(servers, tokens=8, rounds=1)
         logs = [servers[arm].log.read_text() for arm in arms]
+        asked = [server.process.args[-1] for server in servers.values()]
+        ports = {server.address.rpartition(":")[2] for server in servers.values()}
+    assert asked == ["0", "0"] and len(ports - {"0"}) == 2  # ports of the system's choice
     assert ["layers accelerated" in log for log in logs] == [False, True]
     plain, ours = (texts[arm] for arm in arms)
     assert plain == ours and all(len(answers) == 1 and "".join(answers) for answers in ours.values())

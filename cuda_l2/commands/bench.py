@@ -44,7 +44,7 @@ WITH_TASKS = ("tasks", "kernelbench", "trials", "model")
 """Settings for tasks, beside those."""
 WITH_MODEL = ("decoder", "arms", "seed", "out", "target")
 """Settings for a model's layers."""
-SEARCHED = ("grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
+SEARCHED = ("budget", "policy", "seed", "archive", "out", "target")
 """Settings that few shapes take, and tasks; all others go with a grid, but for `fresh`, which shapes take too."""
 BOTH = "offline,server"
 """Protocols under which few shapes are reported."""
@@ -259,7 +259,7 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
                 else:
                     print(text)
     measured = len(gemms) - len(sweep.pending(gemms, results))
-    if each and not any(record.timing for record in results.records):
+    if finished and each and not any(record.timing for record in results.records):
         raise UserError(f"none of {counted(len(gemms), 'shape')} was measured")
     print(f"{measured} of {counted(len(gemms), 'shape')} measured; tables are in {out}")
     if missing:

@@ -104,14 +104,23 @@ def _sandbox() -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     torch = importlib.util.find_spec("torch") is not None
     yield Finding(torch, "torch", "installed" if torch else "missing", f"needed: {INSTALL_TORCH}", needed=True)
-    for package, needed_for, source in (
-        ("optuna", "--policy tpe", "'cuda-l2[tpe]'"),
-        ("openai", "--policy openai:NAME@URL", "'cuda-l2[llm]'"),
-        ("transformers", "--policy hf:PATH_OR_ID", "'cuda-l2[llm]'"),
-        ("bm25s", "cuda-l2 index", "'cuda-l2[llm]'"),
+    for package, needed_for, extra in (
+        ("optuna", "--policy tpe", "tpe"),
+        ("openai", "--policy openai:NAME@URL", "llm"),
+        ("transformers", "--policy hf:PATH_OR_ID", "llm"),
+        ("bm25s", "cuda-l2 index", "llm"),
+        ("mcp", "cuda-l2 mcp", "mcp"),
+        ("matplotlib", "cuda-l2 report, optimize --page", "report"),
+        ("uvicorn", "cuda-l2 watch", "report"),
+        ("psycopg", "--archive postgresql://...", "postgres"),
+        ("sklearn", "--policy boosted, cuda-l2 compare", "worlds"),
+        ("trl", "cuda-l2 train", "train"),
+        ("gguf", "models in GGUF files", "gguf"),
+        ("ray", "--workers ray", "ray"),
     ):
         present = importlib.util.find_spec(package) is not None
-        advice = f"needed for {needed_for}: pip install {source}"
+        # of this Python, whichever pip the shell has: another would look for a package of our name in its index
+        advice = f"needed for {needed_for}: {sys.executable} -m pip install 'cuda-l2[{extra}]'"
         yield Finding(present, package, "installed" if present else "missing", advice)
 
 

@@ -103,4 +103,4 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
             one_line(design, 120),
             one_line(became, 120),
         )
-    Console(markup=False, highlight=False, width=180).print(table)
+    Console(markup=False, emoji=False, highlight=False, width=180).print(table)

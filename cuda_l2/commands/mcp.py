@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,8 @@ def command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clients end servers so: nothing is to be left behind
     opened = partial(_opened, shapes, settings, kernelbench)
     if http is None:
+        if sys.stdin and sys.stdin.isatty():
+            tell("an agent starts this command and talks to it; docs/llm.md says how to register it. Ctrl-C ends it")
         with Wire() as wire:
             agents.serve(opened, lambda server: server.serve_stdio(wire))
         return

@@ -46,7 +46,10 @@ def command(
     # the latest word on each kernel, machine and protocol
     trials = list({(trial.candidate.id, trial.machine, trial.protocol): trial for trial in measured}.values())
     if not trials:
-        raise UserError(f"no kernel is known for {task} in {path}; run `cuda-l2 optimize {task}` first")
+        raise UserError(
+            f"no kernel for {task} has been timed, by {path}: run `cuda-l2 optimize {task}` until it ends with a table,"
+            " which needs quiet cores"
+        )
     # reported figures before those a search chose by, the fastest first
     trials.sort(key=lambda trial: (trial.protocol == "search", -trial.speedup))
     if source:

@@ -122,7 +122,7 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
 def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -> None:
     if settings.memory is not None and not settings.memory > 0:
         raise UserError(f"the memory must be positive, not {settings.memory}")
-    timeout_s = seconds(settings.timeout)
+    timeout_s = seconds(settings.timeout, "--timeout")
     require_target(settings.target)
     if settings.out:
         require_writable(settings.out)

@@ -62,7 +62,9 @@ def located(data: Path, part: str) -> list[tuple[str, dict[str, Any]]]:
             break
     files = [path for path in files if path.name.startswith("train")] or files
     if not files:
-        raise UserError(f"{data} holds no dataset with a part {part}: no {', '.join(READERS)} in it")
+        others = sorted({path.parent.name for path in data.glob("*/*") if path.suffix in READERS})
+        has = f"it has {', '.join(others)}" if others else f"no {', '.join(READERS)} in it"
+        raise UserError(f"{data} holds no dataset with a part {part}: {has}")
     found: list[tuple[str, dict[str, Any]]] = []
     for path in files:
         if path.suffix not in READERS:

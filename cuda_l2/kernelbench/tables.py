@@ -35,9 +35,9 @@ def print_counts(found: Sequence[Examined]) -> None:
         numbers = [counts[level][status] for level in levels]
         if any(numbers):
             table.add_row(str(status), *map(str, numbers), str(sum(numbers)))
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
-        console = Console(highlight=False, markup=False, soft_wrap=True, width=160)
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=160)
     console.print(table)
     ready = [each for each in found if each.status is Readiness.READY]
     smaller = sum(1 for each in ready if each.task and each.task.sizes)

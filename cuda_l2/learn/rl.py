@@ -167,7 +167,10 @@ def contrastive_rl(
         say(pupil.note)
     by_text = {str(task): task for task in tasks}
     step = f"{counted(tuning.batch // rl.group, 'group')} of {counted(rl.group, 'answer')}"
-    say(f"{counted(len(tasks), 'task')}, {step} a step")
+    say(
+        f"{counted(len(tasks), 'task')}, {step} a step, which is said once all are written, up to"
+        f" {counted(sampling.answer_tokens, 'token')} each, and judged"
+    )
 
     counts = Counts(say)
 

@@ -19,6 +19,7 @@ from cuda_l2.measure.baselines._base import TorchProduct, named
 from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.place import Place, Server, place_of
 from cuda_l2.system.values import short
@@ -153,10 +154,7 @@ def find(name: object, archive: Place | str | None = None) -> Saved | TorchsOwn:
         return best(task, place)[0]
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"give a saved kernel's path, or a shape as in '512x512x512', not {short(name)}")
-    try:
-        return from_text(Path(name).read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {name}: {error}") from None
+    return from_text(read_text(Path(name)))
 
 
 def built(kernel: Saved) -> Build:
@@ -211,11 +209,16 @@ def best(gemm: Gemm, path: Place) -> tuple[Saved | TorchsOwn, Timing | None]:
         measured = [trial for protocol in REPORTED for trial in archive.trials(gemm, machine, protocol)]
         # what a language model wrote is loaded by its path alone, by somebody who has read it
         reports = [trial for trial in measured if trial.candidate.schedule and trial.speedup]
-        found = reports or [trial for trial in archive.best(gemm, machine, "search", 100) if trial.candidate.schedule]
+        searched = archive.best(gemm, machine, "search", 100)
+        found = reports or [trial for trial in searched if trial.candidate.schedule]
+    if not found and any(not trial.candidate.schedule for trial in [*measured, *searched]):
+        raise UserError(
+            f"what {path} knows for {gemm} was written by a language model: it is loaded by its file's path alone"
+        )
     if not found:
         raise UserError(
-            f"{path} has no timed kernel for {gemm} on this machine ({machine}): run `cuda-l2 optimize {gemm}` while"
-            " the machine is quiet; what a language model wrote is loaded by its file's path alone"
+            f"no kernel for {gemm} has been timed on this machine, by {path}: run `cuda-l2 optimize {gemm}` until it"
+            " ends with a table, which needs quiet cores"
         )
     # each search compares its winner with those of earlier ones side by side, so the latest report decides
     latest = max(found, key=lambda trial: trial.created)

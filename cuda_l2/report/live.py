@@ -41,7 +41,7 @@ class Line(Closing):
         """The shape or task that it is at."""
         self._running = RunningFile(beside) if beside else None
         self._started, self._last_line = self._now(), -math.inf
-        self._console = Console(stderr=True, markup=False, highlight=False)
+        self._console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._writing, self._ended = threading.RLock(), threading.Event()
         self._ticker = threading.Thread(target=self._tick_on, daemon=True)

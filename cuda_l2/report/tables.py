@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -379,8 +380,9 @@ def _plain(trial: Trial) -> object:
 def open_console(width: int = CONSOLE_WIDTH) -> Console:
     """Standard output for tables. width: where it is no terminal, in characters."""
     # no markup: a compiler's words hold square brackets
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=width)
+    make = partial(Console, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = make()
+    return console if console.is_terminal else make(width=width)
 
 
 def _arm(timing: Timing, name: str) -> Arm | None:

@@ -34,7 +34,9 @@ def gpus(asked: str, target: str = "auto", option: str = "--workers") -> list[st
     if asked != "auto" and not (asked.isdecimal() and int(asked)):
         raise UserError(f"{option} is auto, a number of GPUs, or for some commands ray://HOST:PORT, not {asked!r}")
     count = len(found) if asked == "auto" else int(asked)
-    if not found or count > len(found):
+    if not found:
+        raise UserError(f"{option}: there is no GPU to work on; `cuda-l2 doctor` says what is missing")
+    if count > len(found):
         raise UserError(
             f"{option} {asked}: there are {len(found)} GPUs to work on; `cuda-l2 doctor` says what is missing"
         )

@@ -12,14 +12,22 @@ from typing import Any
 from cuda_l2.system.errors import UserError
 
 OUT = "choose another place with --out"
+MOST_BYTES = 256 << 20
+"""Size of a text file that is read."""
 
 
 def read_text(path: Path) -> str:
-    """A text file of the user's. UserError where it cannot be read."""
+    """A text file of the user's. UserError where it cannot be read, or has more than `MOST_BYTES`."""
     try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(f"cannot read {path}: it has more than {MOST_BYTES >> 20} MiB")
+        return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig").read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {path}: it is no text in UTF-8, by its byte {error.start}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def imported(package: str, what: str, extra: str) -> Any:

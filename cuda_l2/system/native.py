@@ -31,10 +31,11 @@ def compiled(source: Path, *flags: str) -> Path:
             command = [*compiler, "-O2", standard, str(source), "-o", str(out), *flags]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                lines = done.stderr.strip().splitlines() or ["no message"]
+                said = next((line for line in lines if re.search("error: |failed: ", line)), lines[-1])
                 kind = "C++" if cxx else "C"
                 raise UserError(
-                    f"the {kind} compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing"
+                    f"the {kind} compiler cannot build {source.name}: {said}; `cuda-l2 doctor` says what is missing"
                 )
             out.replace(target)
     except OSError as error:

@@ -63,7 +63,7 @@ def _command(variable: str, default: str) -> list[str]:
 
 
 def _folder(own: str, xdg: str, home: str) -> Path:
-    if own in os.environ:
+    if os.environ.get(own):
         return Path(os.environ[own])
     base = os.environ.get(xdg) or Path.home() / home
     return Path(base) / "cuda-l2"

@@ -16,8 +16,11 @@ MOST_SHOWN = 60
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def seconds(given: object) -> float:
-    """`60`, `60s`, `2m`, `1.5h`, or a number of seconds, in seconds; UserError where it is not a positive time."""
+def seconds(given: object, what: str = "the budget") -> float:
+    """`60`, `60s`, `2m`, `1.5h`, or a number of seconds, in seconds; UserError where it is not a positive time.
+
+    what: for the message.
+    """
     value = -1.0
     if isinstance(given, str):
         match = re.fullmatch(r"(-?[\d.]+)\s*(s|m|min|h)?", given.strip())
@@ -26,7 +29,7 @@ def seconds(given: object) -> float:
     elif isinstance(given, numbers.Real) and not isinstance(given, bool):
         value = float(given)
     if not value > 0:
-        raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {short(given)}")
+        raise UserError(f"{what} must be a positive time, as in 60s or 2m, not {short(given)}")
     return value
 
 

@@ -127,7 +127,10 @@ def read(path: Path, warn: Callable[[str], None] = lambda text: None) -> World:
     """
     arrow, parquet = _arrow()
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            table = file.read()
+        if METADATA not in (table.schema.metadata or ()):
+            raise ValueError("a Parquet file of something else")
         head = _head(table.schema.metadata[METADATA].decode())
         rows = [Row(**{**fields, "schedule": tuple(fields["schedule"])}) for fields in table.to_pylist()]
     except FileNotFoundError:

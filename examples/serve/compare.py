@@ -12,8 +12,8 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +39,8 @@ PROMPTS = (
 PAUSE_S = 0.2
 LINES = 60
 """Number of last lines that are shown of the output of a server that fails."""
+LISTENS = re.compile(r"running on (http://127\.0\.0\.1:\d+) ")
+"""What uvicorn logs once it has its port."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the servers are on this machine
 Arm = tuple[str, bool]
 """A server's options, and whether its models are accelerated."""
@@ -68,27 +70,31 @@ def main() -> None:
 
 
 class Server:
-    """A server in a process of its own, on a free port; its output goes into a file of the folder."""
+    """A server in a process of its own, on a port of the system's choice; its output goes into a file of the folder."""
+
+    address = ""
+    """Where it listens, from `wait` on."""
 
     def __init__(self, model: str, arm: Arm, rows: str, folder: Path) -> None:
         options, served = arm
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        self.model, self.address, self.log = model, f"http://127.0.0.1:{port}", folder / port
+        self.model = model
         own = ["--rows", rows] if served else ["--plain"]
-        words = [*own, model, *shlex.split(options), "--host", "127.0.0.1", "--port", port]
+        # a port that is free now may be another's by the time the server binds it: it binds any, and logs which
+        where = ["--log-level", "info", *shlex.split(options), "--host", "127.0.0.1", "--port", "0"]
         # threads of a server that waits for its turn would spin on the cores of the one that answers
         env = {"OMP_WAIT_POLICY": "passive", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "HF_HUB_OFFLINE": "1", **os.environ}
-        with self.log.open("w") as output:
-            program = [sys.executable, str(Path(__file__).with_name("serve.py")), *words]
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as output:
+            self.log = Path(output.name)
+            program = [sys.executable, str(Path(__file__).with_name("serve.py")), *own, model, *where]
             self.process = subprocess.Popen(program, stdout=output, stderr=output, env=env)
 
     def wait(self) -> None:
         """Return when it answers; UserError where it has ended."""
         while self.process.poll() is None:
-            with contextlib.suppress(OSError):
-                return DIRECT.open(f"{self.address}/health").close()
+            if listens := LISTENS.search(self.log.read_text()):
+                self.address = listens[1]
+                with contextlib.suppress(OSError):
+                    return DIRECT.open(f"{self.address}/health").close()
             time.sleep(PAUSE_S)
         raise self.failed(f"ended with status {self.process.returncode}")
 
