@@ -167,6 +167,22 @@ def test_other_sizes_and_values_than_the_ones_shown(name: str) -> None:
     assert all(dict(task.sizes)[rigid] == known.cpu[rigid] for rigid in known.rigid)
 
 
+def test_larger_sizes_leave_a_single_element_behind_vectors_and_smaller_ones_any_number() -> None:
+    known, rng = definition("gelu"), np.random.default_rng(5)
+    shown = {name: 32 * (2 + i) for i, name in enumerate(known.cpu)}
+    for start in (-1, 0, 1):
+        sizes = {name: size + start for name, size in shown.items()}
+        for _ in range(20):
+            larger = known.other_sizes(rng, LARGER, sizes=sizes)
+            assert all(size % 32 == 1 and size > sizes[name] for name, size in larger.items())
+            smaller = known.other_sizes(rng, SMALLER, sizes=sizes)
+            assert all(size % 2 == 1 and size < sizes[name] for name, size in smaller.items())
+    drawn = [known.other_sizes(rng, SMALLER, sizes=shown) for _ in range(40)]
+    assert {size % 8 for sizes in drawn for size in sizes.values()} == {1, 3, 5, 7}
+    small = known.other_sizes(rng, LARGER, sizes=dict.fromkeys(shown, 4))
+    assert all(size in (5, 7) for size in small.values())
+
+
 @pytest.mark.corpus(8)
 @pytest.mark.parametrize("name", OWN)
 def test_sizes_for_a_gpu_can_be_computed_and_fit_one(name: str) -> None:

@@ -24,6 +24,8 @@ from cuda_l2.tasks.values import Distribution, Values, seeded
 FLOATS = ("float32", "float16", "bfloat16")
 LARGER, SMALLER = (1.1, 1.4), (0.6, 0.9)
 """Factors of other sizes: what serves those that it was shown and no more passes at smaller ones."""
+VECTOR = 32
+"""Elements that a loop takes at once, at most."""
 Tensors = dict[str, torch.Tensor]
 Fields = dict[str, Any]
 """Fields that several entries of a table share."""
@@ -130,7 +132,8 @@ class Definition:
         """Sizes nobody was shown: each that may change is odd, and a factor between these times what it is.
 
         sizes: what they are, those left out as on the CPU. multiple: those that are not smaller than this become
-        multiples of it instead. Factors above 1 make every size larger, smaller ones none larger.
+        multiples of it instead. Factors above 1 make every size larger, those of `VECTOR` and more one more than a
+        multiple of it, so that a loop over vectors leaves a single element; smaller ones make none larger.
         """
 
         def other(value: int) -> int:
@@ -138,8 +141,9 @@ class Definition:
             if 1 < multiple <= value:
                 found = max(1, round(near / multiple)) * multiple
                 return max(found, (value // multiple + 1) * multiple) if factors[0] > 1 else found
-            found = max(1, round(near) // 2 * 2 + 1)
-            return max(found, value + 1 + value % 2) if factors[0] > 1 else min(found, value)
+            step = VECTOR if factors[0] > 1 and value >= VECTOR else 2
+            found = max(1, round(near) // step * step + 1)
+            return max(found, (value - 1) // step * step + step + 1) if factors[0] > 1 else min(found, value)
 
         shown = {**self.cpu, **(sizes or {})}
         return {name: value if name in self.rigid else other(value) for name, value in shown.items()}
