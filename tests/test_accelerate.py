@@ -44,6 +44,11 @@ def test_an_accelerated_model_computes_the_same_and_is_still_a_model() -> None:
     assert torch.equal(fresh(x), expected)
 
 
+def test_what_is_no_model_is_named() -> None:
+    with pytest.raises(UserError, match=r"takes a torch.nn.Module, not None; for other code: with accelerated\(\)"):
+        cuda_l2.accelerate(None)
+
+
 def test_layers_of_others_stay_as_they_are() -> None:
     class Own(torch.nn.Linear):
         pass

@@ -9,6 +9,8 @@ from torch.overrides import TorchFunctionMode
 from cuda_l2.library.deploy import ahead, calls
 from cuda_l2.library.deploy.tracing import gemm_of
 from cuda_l2.records import Gemm
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import short
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Tensor = torch.Tensor
@@ -48,6 +50,8 @@ def accelerate(
     writes that torch does not count: through `.data`, by a kernel of your own, by another library. A weight that is
     replaced by another tensor is read ahead only after another call of this.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"accelerate takes a torch.nn.Module, not {short(model)}; for other code: with accelerated()")
     for module in model.modules():
         if type(module) is torch.nn.Linear and "forward" not in vars(module):
             module.__class__ = AcceleratedLinear

@@ -370,7 +370,7 @@ def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candi
 def device_for_timing() -> int:
     """The current CUDA device; UserError where there is none that runs the pack's kernels."""
     if not torch.cuda.is_available() or not READY:
-        raise UserError("tuning needs an NVIDIA GPU, and torch built with CUDA; `cuda-l2 doctor` says what is missing")
+        raise UserError("this needs an NVIDIA GPU, and torch built with CUDA; `cuda-l2 doctor` says what is missing")
     device = torch.cuda.current_device()
     matmul(*[torch.ones(8, 8, dtype=torch.float16, device="cuda")] * 2)  # starts the op
     if not dispatch.serves(device):
