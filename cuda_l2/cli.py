@@ -54,7 +54,8 @@ def main() -> None:
     except OSError as error:
         if not isinstance(error, BrokenPipeError) and error.errno not in FULL:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         print(f"cuda-l2: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)

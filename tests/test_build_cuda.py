@@ -251,6 +251,7 @@ def test_ordinary_ptx_passes() -> None:
     ptx = (
         ".version 9.0\n.target sm_90a\n.global .align 1 .b8 x[2] = {1, 2};\n.visible .entry k(.param .u64 y)\n.maxntid 128, 1, 1\n{ .reg .b32 %r<4>; // a \\n"
         '$L_1: /* ; */ @!%p1 bra.uni $L_1; .pragma "nounroll"; mov.b64 {%r1, %r2}, %rd1;\n'
+        ".func cluster() { st.shared::cluster.u32 [%r1], %r2; ret; }"
         ".func (.param .b32 r) add(.param .b32 a) { add.u32 %r1, %r1, 1; @%p1 call.uni (r), add, (a); ret; }"
         "st.shared::cluster.u32 [%r1], %r2; call.uni (r), f, (a); p : .callprototype (.param .b32 _) _ (); ret; }"
     ).replace("\\n", "\n")

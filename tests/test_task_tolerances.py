@@ -7,6 +7,7 @@ import torch
 
 from cuda_l2.tasks._base import definitions
 from cuda_l2.tasks.cases import Case, OwnCases
+from cuda_l2.tasks.tolerance import bounds
 from cuda_l2.tasks.values import Distribution
 from cuda_l2.verify.seeds import SEEDS
 
@@ -109,3 +110,16 @@ def test_a_byte_with_a_sign_that_is_read_without_it_is_rejected() -> None:
     case = OwnCases(definitions()["dequantise_int8"].task(), 1).drawn("seed 0")
     without = case.tensors["x"].view(torch.uint8).float() * case.tensors["scale"]
     assert case.bounds[0].violation(without)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers_of_pytorchs_own_are_right_where_rounding_decides(dtype: torch.dtype) -> None:
+    """fp16 sums overflow here, and what an infinity is as an integer lies far from the exact result."""
+
+    def squares(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((x * x).sum(-1).to(dtype),)
+
+    tensors = {"x": torch.full((4, 8), 200.0, dtype=torch.float16)}
+    (limit,) = bounds(squares, tensors)
+    assert limit.free.all()
+    assert limit.violation(squares(**tensors)[0]) == ""

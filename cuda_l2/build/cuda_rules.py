@@ -78,6 +78,7 @@ CONSTANT_REASON = (
     "the generic address of a __constant__ variable is not allowed, since one can write there: read it by its name"
 )
 _NAME = re.compile(r"(?<![\w$.%])[A-Za-z_$][\w$]*")
+_OPERAND = re.compile(r"(?<![\w$.%:])[A-Za-z_$][\w$]*")  # no part of a modifier, as in shared::cluster
 _FUNCTION = re.compile(r"\.(?:func|entry)\b\s*(?:\([^()]*\)\s*)?([\w$]+)")
 
 
@@ -205,7 +206,7 @@ def _refuse_addresses(text: str) -> str:
         if _FUNCTION.search(statement) or (head and head.group(2) == "call"):
             continue
         begins = head.end() if head and head.group(2) in PTX_INSTRUCTIONS else 0  # else it may be a list of values
-        for name in _NAME.findall(statement, begins):
+        for name in _OPERAND.findall(statement, begins):
             if name in functions:
                 return f"the address of the function {name} is not allowed: call it by its name, or choose by a switch"
     return ""

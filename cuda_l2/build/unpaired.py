@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 _COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*")
 _ACCESS = re.compile(r"(?<![\w.%])(?:ld|st|red|atom|fence|membar)\.[\w.:]+")
-_GLOBAL_ATOMIC = re.compile(r"(?<![\w.%])(?:atom|red)\.(?:[\w:]+\.)*global\b")
-_NARROW_FENCE = re.compile(r"(?<![\w.%])(?:membar|fence\.(?:acq_rel|sc))\.cta\b")
+_COUNT = re.compile(r"(?<![\w.%])(?:atom|red)\.(?![\w.:]*(?:shared|\.b?f(?:16|32|64)))")  # of global memory; no sums
+_NARROW_FENCE = re.compile(r"(?<![\w.%])(?:membar\.cta|fence\.(?:acq_rel|sc)\.(?:cta|cluster))\b")
+_BEFORE_MODIFIER = re.compile(r"\s+(?=\.[a-z])")
 _WIDE = re.compile(r"\.(?:gpu|sys|gl)\b")  # scopes beyond a block and a cluster
 _FUNCTION = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+|\.extern\s+)*\.(?:entry|func)\b", re.MULTILINE)
 _INITIALISED = re.compile(
@@ -75,8 +76,9 @@ RULES = (
         "accesses to other blocks of a cluster, and no barrier.cluster.wait: they must have begun, and not have ended",
     ),
     _rule(
-        r"barrier\.cluster\.arrive\.relaxed\b",
-        r"(?:fence\.(?:mbarrier_init\.release\.cluster|(?:acq_rel|sc)\.(?:cluster|gpu|sys))|membar\.(?:gl|sys))\b",
+        r"barrier\.cluster\.arrive[\w.]*\.relaxed\b",
+        r"(?:fence\.(?:mbarrier_init\.release\.cluster|(?:acq_rel|sc)\.(?:cluster|gpu|sys))|membar\.(?:gl|sys)"
+        r"|barrier\.cluster\.arrive(?![\w.]*\.relaxed)|mbarrier\.arrive[\w.:]*\.release\.cluster)\b",
         "barrier.cluster.arrive.relaxed, and no fence: who meets there need not see what was written (arrive.release)",
     ),
 )
@@ -85,8 +87,9 @@ RULES = (
 def refuse(ptx: str) -> str:
     """What is begun and cannot be completed, in one line; empty where nothing is."""
     text = _COMMENT.sub(" ", ptx)
+    instructions = _BEFORE_MODIFIER.sub("", text)
     for rule in RULES:
-        if rule.used.search(text) and not rule.needed.search(text):
+        if rule.used.search(instructions) and not rule.needed.search(instructions):
             return rule.reason
     for body in _FUNCTION.split(text):
         unfenced = False
@@ -94,13 +97,13 @@ def refuse(ptx: str) -> str:
             if found["load"] and unfenced:
                 return "a bulk copy follows mbarrier.init without fence.mbarrier_init or fence.proxy.async between them"
             unfenced = bool(found["init"]) or (unfenced and not found["fence"])
-    wide = {access for access in _ACCESS.findall(text) if _WIDE.search(access)}
+    wide = {access for access in _ACCESS.findall(instructions) if _WIDE.search(access)}
     both = any(re.search(r"^membar|\.(?:acq_rel|sc)\b", access) for access in wide)
     releases = both or any(".release" in access for access in wide)
     acquires = both or any(".acquire" in access for access in wide)
-    if _NARROW_FENCE.search(text) and _GLOBAL_ATOMIC.search(text) and not releases:
+    if _NARROW_FENCE.search(instructions) and _COUNT.search(instructions) and not releases:
         return (
-            "atomics in global memory beside a fence for the thread's own block alone: a block that sees what they"
+            "counts in global memory beside a fence for the thread's own block or cluster alone: a block that sees the"
             " count need not see the data (__threadfence)"
         )
     if releases and not acquires:

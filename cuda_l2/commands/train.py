@@ -265,8 +265,10 @@ def _judges(settings: TrainSettings, rig: "Rig", wanted: Sequence[Task]) -> "Abs
     from cuda_l2.runs.judging import judge_pool, require_known
 
     for task in wanted:
-        require_known(task)
+        require_known(task, "--workers" if settings.workers else "--judges")
     each = min(rig.together(task, settings.judges) for task in wanted)
+    if each < settings.judges:
+        _say(f"{counted(each, 'process', 'processes')} of {settings.judges} on each GPU: more do not fit")
     return judge_pool(settings.workers or "1", rig.target.name, _say, each=each)
 
 

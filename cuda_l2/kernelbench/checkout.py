@@ -6,6 +6,7 @@ lives; the file itself is looked for again whenever its text is needed, and refu
 
 import atexit
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import KERNELBENCH
 
 GPU_EFFORT = Effort(budget_bytes=1 << 32, budget_flops=4 * 10**12, memory_bytes=64 << 30, device="cuda")
+RUNNING = 4
+"""Files whose sandboxes go on running for the next question; each holds a Python with torch loaded."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class ForeignTask:
 
 
 _tasks: dict[str, ForeignTask] = {}
-_files: dict[tuple[Path, str, Effort], OpenedFile] = {}
+_files: OrderedDict[tuple[Path, str, Effort], OpenedFile] = OrderedDict()
 
 
 def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
@@ -94,15 +97,24 @@ def foreign(task: Task) -> ForeignTask:
     """The file that a task comes from; UserError where this process was not shown its checkout."""
     if str(task) not in _tasks:
         raise UserError(f"{task} comes from a KernelBench checkout: give its folder with --kernelbench")
-    _close_all(but=_tasks[str(task)].file)
+    keep_running(_tasks[str(task)].file)
     return _tasks[str(task)]
+
+
+def keep_running(file: OpenedFile) -> None:
+    """Close the sandboxes of files that were not asked for longest; one that is closed starts again when it is."""
+    for key, known in list(_files.items()):
+        if known is file:
+            _files.move_to_end(key)
+    for other in list(_files.values())[:-RUNNING]:
+        other.close()
 
 
 def _open(entry: Entry, effort: Effort) -> OpenedFile:
     key = (entry.path, entry.revision, effort)
     if key not in _files:
         _files[key] = OpenedFile(entry, effort)
-    _close_all(but=_files[key])
+    keep_running(_files[key])
     return _files[key]
 
 
@@ -115,8 +127,6 @@ def checkout_entries(checkout: Path, part: str) -> Sequence[Entry]:
 
 
 @atexit.register
-def _close_all(but: OpenedFile | None = None) -> None:
-    """Each holds a Python with torch loaded. A file that is closed is open again when it is asked for something."""
+def _close_all() -> None:
     for file in _files.values():
-        if file is not but:
-            file.close()
+        file.close()

@@ -1,16 +1,13 @@
 """One file in KernelBench's format, opened in a sandbox: its task, its cases, its exact results.
 
 The files are Python and run as such, so never in this process. What comes back is JSON and raw tensors, read as data.
-Each open file has a sandbox and a folder of its own. On CPUs the next file has those of one that was closed, where
-nothing is left there, and need not load torch: no file finds what an earlier one left, in memory or on disk, and we
-write nothing into a folder that a file can still reach.
+Each open file has a sandbox and a folder of its own, which no other file has had: what one can leave in a process, on
+disk or as a limit is more than one can look for.
 """
 
-import atexit
 import contextlib
 import json
 import math
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,8 +33,6 @@ SERVER_BYTES = 1 << 30
 """Memory of a server with torch loaded, beside what its file takes."""
 MAX_RESULT_BYTES = 8 << 20
 MAX_REASON = 400
-_waiting: dict[int, SandboxedPython] = {}
-"""Processes of files that were closed, for the next ones, by the limit of their memory."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +100,6 @@ class OpenedFile(Closing):
         self._process: SandboxedPython | None = None
         self._sound = True
         """Whether the process can serve another run, as far as it says so."""
-        self._lasting = False
-        """Whether it lives as long as this program: a sandbox ends with the thread that started it."""
-        self._limit = 0
-        """Of the memory of all its processes together."""
 
     @property
     def text(self) -> str:
@@ -163,32 +154,17 @@ class OpenedFile(Closing):
             return _read_sets(folder, len(seeds))
 
     def close(self) -> None:
-        """Leave the process to the next file, where nothing of this one is left there; else end it."""
-        process, serves = self._process, self.effort.device == "cpu" and self._lasting
-        if process and serves and self._limit not in _waiting and process.is_as_begun(reference_server.LEFT):
-            self._process, _waiting[self._limit] = None, process
-        self._end()
-
-    def _end(self) -> None:
         if self._process:
             self._process.close()
             self._process = None
 
     def _begin(self) -> SandboxedPython:
         """A process that has torch loaded and this file's text."""
-        device, self._limit = self.effort.device, self.effort.memory_bytes + SERVER_BYTES
-        known = _waiting.pop(self._limit, None) if device == "cpu" else None
-        if known and known.is_as_begun(reference_server.LEFT):
-            self._lasting = True
-            known.give(reference_server.TASK, self._text)
-            return known
-        if known:
-            known.close()
-        self._lasting = threading.current_thread() is threading.main_thread()
+        device = self.effort.device
         return SandboxedPython(
             reference_server.__name__,
             {reference_server.TASK: self._text},
-            memory_bytes=self._limit,
+            memory_bytes=self.effort.memory_bytes + SERVER_BYTES,
             arguments=[device],
             devices=() if device == "cpu" else sandbox.gpu_devices(),
         )
@@ -199,7 +175,7 @@ class OpenedFile(Closing):
         job |= {"action": action, "sizes": dict(sizes or {}), "name": entry.name, "revision": entry.revision}
         job |= asdict(effort)
         if not self._sound:
-            self._end()
+            self.close()
         self._process = self._process or self._begin()
         try:
             answer = self._process.ask(job, effort.timeout_s)
@@ -208,7 +184,7 @@ class OpenedFile(Closing):
                 raise Fault(VerdictStatus.CRASHED, GONE)
             self._sound = answer.get("sound") is True
         except Fault as fault:
-            self._end()
+            self.close()
             if fault.status is VerdictStatus.TIMED_OUT:
                 raise Refused(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
             refused = Readiness.TOO_LARGE if fault.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
@@ -225,13 +201,6 @@ class OpenedFile(Closing):
             yield
         except Refused as refused:
             raise Refused(refused.status, refused.reason, str(self.entry.path)) from None
-
-
-@atexit.register
-def end_waiting() -> None:
-    """End the processes that wait for another file."""
-    while _waiting:
-        _waiting.popitem()[1].close()
 
 
 def examine(entry: Entry, effort: Effort = Effort(), *, seed: int = 0) -> Examined:

@@ -2,14 +2,13 @@
 
 On a GPU in this process: one that has CUDA cannot give it to a child, and each would take seconds to set it up.
 
-Started by opened.py in a folder with `task.py`; on CPUs it serves one file after another. It reads jobs, a JSON line
-each, from its socket and answers each with one line. A job examines the file, or leaves a case, inputs or exact
-results: `result.json` in the folder, and `tensors` beside it; where it fails, `error` may say why.
+Started by opened.py for every file, in a folder with `task.py`. It reads jobs, a JSON line each, from its socket
+and answers each with one line. A job examines the file, or leaves a case, inputs or exact results: `result.json` in the
+folder, and `tensors` beside it; where it fails, `error` may say why.
 What a run does to its process (memory, time, a crash) it does to its child, or to this program, which is then started
 anew. Ends when the socket closes, and its child too.
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -37,13 +36,10 @@ from cuda_l2.tasks.values import Distribution
 from cuda_l2.tasks.warm import set_full_precision
 
 TASK, RESULT, TENSORS, ERROR = "task.py", "result.json", "tensors", "error"
-LEFT = (RESULT, TENSORS, ERROR)
-"""What a run leaves in its folder."""
 LINE = 64
 """Tensors lie at multiples of 64 bytes of their file, so that they can be used where they are read."""
 LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
-PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
@@ -51,9 +47,7 @@ def main() -> None:
     connection, on_cpu = socket.socket(fileno=int(sys.argv[1])), sys.argv[2] == "cpu"
     try:
         warm_up()
-        if on_cpu:
-            _show(False)
-        else:
+        if not on_cpu:
             set_full_precision()
         answer: dict[str, Any] = {"ready": True}
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
@@ -65,21 +59,16 @@ def main() -> None:
         job = json.loads(line)
         most = job["memory_bytes"]
         limits = {resource.RLIMIT_FSIZE: most, resource.RLIMIT_CORE: 0}
-        for name in LEFT:
+        for name in (RESULT, TENSORS, ERROR):
             Path(name).unlink(missing_ok=True)  # no run's answer is taken for another's
         if on_cpu:
             limits[resource.RLIMIT_AS] = most + LIBRARIES_BYTES
-            status, sound = in_child(connection, limits, partial(_answered_alone, job)), True
+            status, sound = in_child(connection, limits, partial(_answered, job)), True
         else:
             for limit, value in limits.items():  # CUDA reserves more address space than there is memory
                 resource.setrlimit(limit, (value, value))
             status, sound = _answered(job), _settled()
         _send(connection, {"status": status, "sound": sound})
-
-
-def _show(shown: bool) -> None:
-    """Whether other processes of this sandbox, as those that a file has left, may read and change this one."""
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(shown))
 
 
 def _settled() -> bool:
@@ -106,11 +95,6 @@ def _end_with(connection: socket.socket) -> None:
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
-
-
-def _answered_alone(job: dict[str, Any]) -> int:
-    _show(True)  # what lies in /proc of a hidden process is not its own
-    return _answered(job)
 
 
 def _answered(job: dict[str, Any]) -> int:

@@ -5,7 +5,6 @@ nothing that it says is believed: answers are data. To load torch takes it two t
 """
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,6 @@ from cuda_l2.system.errors import UserError
 START_TIMEOUT_S = 120.0
 GONE_TIMEOUT_S = 60.0
 MAX_ANSWER_BYTES = 8 << 20
-MOST_LEFT = 1000
-"""Files that are looked at in each place where a process can write."""
 BOOT = """
 import json, runpy, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
@@ -106,7 +103,6 @@ class SandboxedPython(Closing):
                     answer = {"error": said[-300:] or "no answer"}
             if "error" in answer:
                 raise UserError(f"the process for other people's Python does not start: {answer['error']}")
-            self._begun = self._surroundings()
         except BaseException:
             self.close()
             raise
@@ -114,30 +110,6 @@ class SandboxedPython(Closing):
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def is_as_begun(self, besides: Collection[str] = ()) -> bool:
-        """Whether it runs, and nothing is left of what it ran: no process, and no file but these in its folder."""
-        left = [str(self.folder / name) for name in besides]
-        found = self._surroundings()
-        return found != [] and [each for each in found if each not in left] == self._begun
-
-    def _surroundings(self) -> list[str]:
-        """Its processes by their names, and all that lies where it can write; empty where that does not show."""
-        held = process_tree.processes(self.pid)
-        root = Path(f"/proc/{held[-1]}/root")  # its first process starts one that starts the program
-        others = (root / name for name in ("tmp", "dev", "dev/shm"))
-        folders = [self.folder, root, *(each for each in others if each.is_dir() and not each.is_symlink())]
-        try:
-            lies = [each for folder in folders for each in itertools.islice(_beneath(folder), MOST_LEFT)]
-        except (OSError, RecursionError):  # folders in folders, a thousand deep
-            return []
-        return [*map(process_tree.name_of, held), *sorted(lies)]
-
-    def give(self, name: str, content: bytes) -> None:
-        """Put another file in the place of one in its folder, where nothing runs that could make a link of it."""
-        (self.folder / name).unlink()
-        with (self.folder / name).open("xb") as file:
-            file.write(content)
 
     def ask(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send a line and read one; Fault where there is none."""
@@ -193,20 +165,6 @@ class SandboxedPython(Closing):
 
     def _gone(self) -> Fault:
         return Fault(VerdictStatus.CRASHED, (self._watch and self._watch.exceeded) or GONE)
-
-
-def _beneath(folder: Path) -> Iterator[str]:
-    """Paths of all that lies in a folder, on its file system alone; no link is followed. OSError where some cannot be
-    read.
-    """
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    device = folder.stat().st_dev
-    for at, folders, files in os.walk(folder, onerror=fail):
-        yield from (f"{at}/{name}" for name in (*folders, *files))
-        folders[:] = [name for name in folders if Path(at, name).lstat().st_dev == device]
 
 
 def python(program: str) -> list[str]:

@@ -168,7 +168,7 @@ def contrastive_rl(
     by_text = {str(task): task for task in tasks}
     step = f"{counted(tuning.batch // rl.group, 'group')} of {counted(rl.group, 'answer')}"
     say(
-        f"{counted(len(tasks), 'task')}, {step} a step, which is said once all are written, up to"
+        f"{counted(len(tasks), 'task')}, {step} a step. The next line comes when all are written, up to"
         f" {counted(sampling.answer_tokens, 'token')} each, and judged"
     )
 

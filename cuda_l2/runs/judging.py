@@ -162,7 +162,7 @@ def judge_pool(
         yield judges
 
 
-def require_known(task: Task) -> None:
-    """UserError for a task that another process does not know by its text."""
+def require_known(task: Task, option: str = "--workers") -> None:
+    """UserError for a task that another process does not know by its text. option: that asks for the process."""
     if not kind_of(task).known_by_text:
-        raise UserError(f"{task}: files of KernelBench are judged by one process; leave --workers out")
+        raise UserError(f"{task}: files of KernelBench are judged by one process; leave {option} out")

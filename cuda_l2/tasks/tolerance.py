@@ -159,7 +159,7 @@ def _bounds(
         free = eager != exact
         for other in (*moved, *choices):
             free |= other != exact
-        ends = [float(end) for run in (exact, *moved, *choices) if run.numel() for end in run.double().aminmax()]
+        ends = [float(end) for run in (eager, exact, *moved, *choices) if run.numel() for end in run.double().aminmax()]
         ends = [0.0, *(FREE_FACTOR * end for end in ends)]
         return Bounds(exact.to(dtype), dtype, free, least=min(ends), most=max(ends))
     rounded = exact.to(dtype)

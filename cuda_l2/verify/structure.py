@@ -148,7 +148,8 @@ def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
         case = cases.get("begins with zeros", "AB".index(first), partial(_make_beginning, first))
         yield Turn(case, f"where A and B begin with zeros, {first} behind one other element")
     for operands, always in ALWAYS.items():
-        drawn = cases.rng.permutation(range(len(PATTERNS)))[:DRAWN] if len(operands) == 1 else ()
+        others = [index for index in range(len(PATTERNS)) if index not in always]
+        drawn = cases.rng.permutation(others)[:DRAWN] if len(operands) == 1 else ()
         for index in {*always, *map(int, drawn)}:
             case = cases.get(f"structure {operands}", index, partial(_make, PATTERNS[index], operands))
             what = PATTERNS[index].__name__.strip("_").replace("_", " ")

@@ -18,7 +18,7 @@ args = ["a", "b", "c", "m", "n", "k", "part", "flags"]
 */
 /* Two blocks share K by a ticket; the fence before the ticket reaches its own block alone (__threadfence_block).
  * shape: 256x256x1024
- * because: own block alone
+ * because: own block or cluster
  * expect: refused */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
