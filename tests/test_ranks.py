@@ -131,5 +131,7 @@ def test_what_two_cannot_share_is_one_line(folder, tmp_path, monkeypatch) -> Non
 def test_gpus_that_train_take_no_workers(monkeypatch) -> None:
     monkeypatch.setattr(workers, "gpus", lambda *_, **named: ["0", "1"])
     for stage, asked in (("hgemm-rl", {"workers": "2"}), ("self-supervised", {})):
-        with pytest.raises(UserError, match="--gpus goes neither with --workers nor with the stage self-supervised"):
+        with pytest.raises(
+            UserError, match="--gpus goes neither with --workers, --judges nor with the stage self-supervised"
+        ):
             command.command(["8x8x8"], stage=stage, settings=TrainSettings("x", out=Path("y"), gpus="2", **asked))

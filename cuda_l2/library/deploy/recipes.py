@@ -11,15 +11,17 @@ results/h100/ahead.
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuda_l2 import contract
 from cuda_l2.families._base import Family, Schedule
-from cuda_l2.library.table import Row, family_of, read_times
+from cuda_l2.library.kernels import kernels_of
+from cuda_l2.library.table import COLUMNS, Row, family_of, read_times, schedule_text
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.records import Accumulate, Candidate, Gemm
+from cuda_l2.system.files import csv_text
 
 KERNELS, FEW_ROWS, ANY_SIZE, AHEAD = (
     Path(__file__).with_name(name) for name in ("kernels.csv", "few_rows.csv", "any_size.csv", "ahead.csv")
@@ -113,6 +115,22 @@ def _shapes(family: Family, compiled: dict[str, int], gemm: Gemm) -> list[Gemm]:
     if family.general(gemm, compiled) == gemm:
         shapes = [family.general(shape, compiled) for shape in shapes]
     return list(dict.fromkeys(shapes))
+
+
+def distinct(rows: Iterable[Row], proofs: Path) -> str:
+    """kernels.csv for a table: one row a kernel with fp32 sums. proofs: the kernels.csv of `cuda-l2 prove`."""
+    wanted = [row for row in rows if row.gemm.accumulate is Accumulate.FP32]
+    with proofs.open() as file:
+        proved = {(row["family"], row["schedule"], row["layout"]): row for row in csv.DictReader(file)}
+    lines = []
+    for kernel in kernels_of(wanted, compile_only(ARCH)):
+        row, gemm = kernel.rows[0], kernel.rows[0].gemm
+        proof = proved.get((row.family, kernel.schedule, gemm.layout))
+        said = f"{proof['verdict']} ({proof['kernel']})" if proof else ""
+        shape = gemm.m, gemm.n, gemm.k, gemm.layout, gemm.accumulate, row.edge
+        text = schedule_text(row.schedule)
+        lines.append((*shape, row.family, text, f"{row.us:.3f}", len({each.gemm for each in kernel.rows}), said))
+    return csv_text((*COLUMNS, "shapes", "proof"), lines)
 
 
 def evidence(path: Path) -> dict[Row, tuple[int, str]]:
