@@ -1,6 +1,7 @@
 """Stages that judge what the model writes: self-supervised rounds and contrastive RL, on the CPU with a tiny model."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.reward import RewardSettings
+from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.runs import pool, workers
 from cuda_l2.runs.judging import JudgePool
 from cuda_l2.system import sandbox
@@ -165,6 +167,7 @@ def test_a_step_without_a_correct_answer_after_better_ones_is_said_with_what_to_
     monkeypatch.setattr(Writer, "write", write)
     run("hgemm-rl", folder, tmp_path / "rl", "tuning.steps=2", "sampling.exemplars=0")
     said = capsys.readouterr().err
+    assert re.search(r"8 of 16 answers correct; written in [\d.]+ s, then judged in [\d.]+: [\d.]+ a second\n", said)
     assert said.index("8 of 16 answers correct") < said.index("0 of 16 answers correct")
     assert "up to 8 were correct before" in said and "lower tuning.learning_rate" in said
 
@@ -194,14 +197,18 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("asked", [{"workers": "2"}, {"judges": 2}], ids=["of two GPUs", "on one GPU"])
 def test_rewards_by_two_processes_make_the_model_that_one_makes_though_one_is_killed(
-    folder, tmp_path, monkeypatch, capsys
+    asked, folder, tmp_path, monkeypatch, capsys
 ) -> None:
     """Answers are given, a third of them wrong; their inputs' differences, which vary, do not count."""
     monkeypatch.setenv("PYTHONPATH", FOLDER)
     monkeypatch.setenv("POOL_DIES", str(tmp_path / "dies"))
     monkeypatch.setattr(pool, "MAIN", "scripted_pool")
-    monkeypatch.setattr(workers, "gpus", lambda *_: ["0", "1"])
+    monkeypatch.setattr(workers, "gpus", lambda asked, *_: ["0", "1"][: int(asked)])
+    monkeypatch.setattr(CpuRig, "together", lambda rig, task, wanted: wanted)
+    counts, made = list[int](), JudgePool.__init__
+    monkeypatch.setattr(JudgePool, "__init__", lambda pool, *given: made(pool, *given) or counts.append(pool.count))
     events, begin = list[str](), JudgePool.begin
     monkeypatch.setattr(JudgePool, "begin", lambda *given: events.append("begun") or begin(*given))
 
@@ -216,7 +223,8 @@ def test_rewards_by_two_processes_make_the_model_that_one_makes_though_one_is_ki
     run("hgemm-rl", folder, tmp_path / "one" / "rl", *changes)
     events.clear()
     (tmp_path / "dies").touch()
-    run("hgemm-rl", folder, tmp_path / "two" / "rl", *changes, workers="2")
+    run("hgemm-rl", folder, tmp_path / "two" / "rl", *changes, **asked)
+    assert counts == [2]
     assert events == ["written", *["begun"] * 3] * 4
     assert not (tmp_path / "dies").exists() and capsys.readouterr().err.count("given out again") == 1
     assert groups(tmp_path / "two" / "rl") == groups(tmp_path / "one" / "rl")

@@ -62,8 +62,8 @@ class TrainSettings:
     machine, or how many; ray://HOST:PORT for those of a Ray cluster, ray for one that is started here. The model's own
     GPU, the first, judges when it has written. For stages with measured rewards."""
     judges: int = 1
-    """Processes that judge answers on each GPU of this machine, as many as its memory holds: they verify at once, also
-    while the model writes, and take turns to time when it has written. For stages with measured rewards."""
+    """Processes that judge answers on each GPU of this machine, as many as its memory holds: they verify at once, and
+    take turns to time. For stages with measured rewards."""
     gpus: str = ""
     """Several GPUs of this machine that train together, a process each with a share of every batch: auto for all, or
     how many. Each judges its own answers."""
