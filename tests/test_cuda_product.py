@@ -1,6 +1,7 @@
 """Matrix products on a GPU: session, checks and rounds, with this machine's memory in place of a device's."""
 
 import fcntl
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from fake_gpu import L2_BYTES, SMS, WorkerProcess, Workers, fake_gpu, memory  # 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda import worker_main as cuda_worker_main
 from cuda_l2.machine.cuda.arena import OUTSIDE, CudaArena
-from cuda_l2.machine.cuda.windows import PRODUCT_WINDOWS, Sharing
+from cuda_l2.machine.cuda.windows import ORDERS, PRODUCT_WINDOWS, Sharing
 from cuda_l2.measure.baselines._base import LibraryProduct
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.product_memory import ProductMemory, other_layout
@@ -180,6 +181,23 @@ def test_a_kernel_that_is_wrong_for_one_operand_is_found(parts: Any, monkeypatch
     assert verdict.check == "same operand" and "one tensor" in verdict.reason, (verdict.check, verdict.reason)
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations("abc")), ids="".join)
+def test_a_kernel_that_is_wrong_where_tensors_lie_side_by_side_is_found(parts: Any, order: Sequence[str]) -> None:
+    bytes_of = {tensor.name: tensor.bytes for tensor in GEMM.tensors}
+
+    def wrong_side_by_side(pointers: Mapping[str, int]) -> None:
+        honest(pointers)
+        if all(pointers[one] + bytes_of[one] == pointers[two] for one, two in itertools.pairwise(order)):
+            halves(pointers["c"], GEMM.m, GEMM.n)[5, 7] += 1
+
+    workers, candidate, build = parts(wrong_side_by_side)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        cases = ProductCases(GEMM, 1, references())
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
+        verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
+    assert verdict.check == "side by side" and "right behind one another: c[5, 7]" in verdict.reason, verdict.reason
+
+
 def test_a_launch_that_rests_in_the_middle_of_a_row_is_found(parts: Any) -> None:
     """As where what it keeps is lost before the row ends: shared memory, once another process has the GPU."""
     row = looks = 0
@@ -219,7 +237,7 @@ def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monke
         verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
     assert verdict.status == "correct", (verdict.check, verdict.reason)
     assert {spoil for spoil, _ in met} == {True, False}
-    assert {place for _, place in met} == set(range(PRODUCT_WINDOWS**2))
+    assert {place for _, place in met} == set(range(PRODUCT_WINDOWS**2 + ORDERS))
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])

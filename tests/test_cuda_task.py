@@ -186,7 +186,7 @@ def test_a_kernel_is_judged_as_it_behaves(judged: Any, name: str) -> None:
     if not reason:
         assert verdict.status == "correct", (verdict.check, verdict.reason)
         before = ("five seeds", "alignment", "other values", "other shapes", "where timed", "special values")
-        checks = (*before, "hygiene", "state", "often", "memory", "concurrency")
+        checks = (*before, "hygiene", "state", "often", "memory", "side by side", "concurrency")
         assert verdict.passed == checks
         assert not rig.workers.renewed
     else:

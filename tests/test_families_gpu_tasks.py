@@ -258,7 +258,7 @@ def test_a_familys_default_passes_every_check_and_is_timed_on_a_stand_in(family,
     at_own_sizes = [name for name in verdict.passed if name != "other shapes"]  # which some kernels are compiled for
     assert at_own_sizes == [
         *("five seeds", "alignment", "other values", "where timed", "special values", "hygiene", "state", "often"),
-        *("memory", "concurrency"),
+        *("memory", "side by side", "concurrency"),
     ]
     timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.speedup, timing.reason

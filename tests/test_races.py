@@ -78,6 +78,23 @@ def test_delays_surround_what_orders_threads_and_nothing_else(body: str, expecte
     assert found == (expected or body)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    "poll",
+    [
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%0], 1;",
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%0], 1; }",
+        "ld.volatile.global.u32 r, [%0];",
+    ],
+)
+def test_even_seeds_leave_polls_as_they_are(poll: str, seed: int) -> None:
+    body = kernel_of(
+        stressed(text(f'asm volatile("{poll}" :: "r"(x)); asm volatile("mbarrier.arrive _, [%0];");'), seed)
+    )
+    assert body.count(D) == (4 if seed % 2 else 2)
+    assert f'{D} asm volatile("mbarrier.arrive' in body
+
+
 def test_what_the_text_defines_itself_has_its_delays_inside() -> None:
     defined = 'static __device__ void wait_here(int b) { asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(b)); }'
     source = stressed(text("wait_here(1);", defined), 1)

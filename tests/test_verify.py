@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from cuda_l2.records import Build, BuildStatus, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases
-from cuda_l2.verify import _base, magnitudes, precision, special, structure
+from cuda_l2.verify import _base, magnitudes, precision, special, structure, words
 from cuda_l2.verify._base import CheckFailed, Outputs, Session, Turn, all_checks
 
 
@@ -282,6 +283,39 @@ def test_sums_of_pairs_are_exact_in_fp32_in_any_order(shape: str, count: int) ->
         row_scale_M1 = least_power(case.a, 1) * least_power(case.b, 0)
         assert (signed_MKN.sum(1) / row_scale_M1).max() < 2**24
     assert torch.equal(case.expected["c"], terms_MKN.sum(1).float().to(case.a.dtype))
+
+
+@pytest.mark.parametrize("word", [0x3C01, 0x0001, 0xFBFF])
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize("shape", ["256x256x256", "256x256x256:tn"])
+def test_a_word_that_is_another_at_one_place_of_a_tile_always_shows(shape, operand, word) -> None:
+    line, at = torch.randint(16, (2,), generator=torch.Generator().manual_seed(word)).tolist()
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a, b_t = a.clone(), b.t().clone()
+        there = (a if operand == "a" else b_t).view(torch.int16)[line::16, at::16]
+        there[there == np.uint16(word).astype(np.int16)] ^= 2
+        return in_fp64(a, b_t.t())
+
+    session = InProcess(ProductCases(Gemm.parse(shape), word, CpuReferences()), multiply)
+    with pytest.raises(CheckFailed, match=f"some numbers of {operand.upper()} as others"):
+        words.CHECK.run(session)
+
+
+@pytest.mark.parametrize("shape", ["64x64x256", "64x64x256:bf16"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_slice_of_k_that_looks_negligible_counts(shape, device) -> None:
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(len(a), b.shape[1])
+        for x, y in zip(a.float().split(32, 1), b.float().split(32, 0), strict=True):
+            least = 32 * x.abs().max() * y.abs().max()
+            total += torch.where(least < total.abs() * 2.0**-14, 0, x @ y)
+        return total.to(a.dtype)
+
+    session = InProcess(ProductCases(Gemm.parse(shape), 1, CpuReferences()), multiply)
+    session.device = device
+    with pytest.raises(CheckFailed, match="the exact sum rounded"):
+        precision.CHECK.run(session)
 
 
 def least_power(values: torch.Tensor, dim: int) -> torch.Tensor:

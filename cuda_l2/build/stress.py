@@ -1,9 +1,11 @@
 """Stress builds: a candidate's own text with delays around everything that orders threads.
 
 A race hides where threads always meet in the same order. In a stress build one warp in eight sleeps for up to 2 us
-before and after each barrier, wait, arrival, fence, asynchronous copy and atomic, and one block and one warp in eight
-begin up to 16 us late, so that they meet in other orders; each seed gives others. A correct kernel gives the same bits
-with all of them. Delays hold no branch and no call, so that wgmma stays asynchronous.
+before and after each barrier, wait, arrival, fence, asynchronous copy and atomic, one in 4,096 for up to 262 us, which
+is longer than a wait that gives up would poll, and one block and one warp in eight begin up to 16 us late, so that they
+meet in other orders; each seed gives others. Even seeds leave polls as they are: a delayed poll lasts as long as ten.
+A correct kernel gives the same bits with all of them. Delays hold no branch and no call, so that wgmma stays
+asynchronous.
 
 A ring hides its faults too: a stage that is given back while it is still being read is overwritten only when the next
 copy arrives, most of a microsecond later. So what a TMA load is about to overwrite is spoiled just before it is issued,
@@ -33,7 +35,7 @@ static __device__ __forceinline__ unsigned cuda_l2_hash(unsigned place) {
 static __device__ __forceinline__ void cuda_l2_sleep(unsigned ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 static __device__ __forceinline__ void cuda_l2_delay(unsigned place) {
   const unsigned h = cuda_l2_hash(place);
-  cuda_l2_sleep(h >> 29 ? 0 : h >> 18);
+  cuda_l2_sleep(h >> 29 ? 0 : h & 511 ? h >> 18 : h >> 11);
 }
 static __device__ __forceinline__ void cuda_l2_late() {
   unsigned h = SEEDu * 0x9E3779B9u ^ blockIdx.x * 0x85EBCA6Bu ^ blockIdx.y << 12 ^ blockIdx.z << 24;
@@ -58,6 +60,7 @@ _ORDERING_PTX = re.compile(
     r"(?<![\w.])(?:mbarrier|bar|barrier|fence|membar|griddepcontrol|red|atom|(?:st|cp)\.async|cp\.reduce)\b"
     r"|(?<![\w.])(?:wgmma\.wait_group|(?:ld|st)\.[\w.:]*(?:acquire|release|relaxed|volatile))"
 )
+_POLL = re.compile(r"(?<![\w.])(?:mbarrier\.(?:try|test)_wait|ld\.[\w.:]*(?:acquire|relaxed|volatile))")
 _TENSOR_LOAD = re.compile(
     r"cp\.async\.bulk\.tensor\.\dd\.shared::(?:cluster|cta)\.global(?![\w.:]*multicast)[\w.:]*\s*\[%0\]"
 )
@@ -90,6 +93,8 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
     ]
     statements = [match for match in _ASM.finditer(text) if match.end() - 1 in closing]
     assembly = [match for match in statements if _ORDERING_PTX.search(source, match.end(), closing[match.end() - 1])]
+    if seed % 2 == 0:
+        assembly = [match for match in assembly if not _POLL.search(source, match.end(), closing[match.end() - 1])]
     size = _least_box(source)
     wrapped: list[tuple[int, int, str]] = []  # first character, behind the semicolon, what a tensor load overwrites
     for match in [*assembly, *calls]:

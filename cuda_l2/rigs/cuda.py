@@ -75,7 +75,7 @@ LEAST_CACHED, MOST_CACHED = 1 << 30, 48 << 30
 """Bytes of cases that are kept, with their references."""
 MOST_MODELS = 2
 """KernelBench files whose processes are kept for the next kernel; each has two Pythons with a CUDA context."""
-CASES = 24
+CASES = 27
 """Cases of a matrix product that one verification draws."""
 T = TypeVar("T")
 
@@ -391,7 +391,7 @@ def needed_bytes(task: Task, l2_bytes: int, rotated: int) -> int:
     inputs, outputs = (sum(tensor.elements for tensor in group) for group in (task.given, task.outputs))
     if task.product:
         # arena with staging, records and all outputs, private copies in the task's type and fp32, references in fp64
-        plain = 24 * inputs + (40 + 4 * PRODUCT_WINDOWS) * outputs + 4 * WORKSPACE_BYTES
+        plain = 26 * inputs + (42 + 4 * PRODUCT_WINDOWS) * outputs + 4 * WORKSPACE_BYTES
         # all cases of the checks, with what is expected of each
         cases = min(CACHE_BYTES[DEVICE], CASES * 2 * inputs + CASES * 4 * outputs)
         # shared and private operands of every window, B in both layouts, and what the arena has beside them

@@ -174,6 +174,13 @@ class GpuSession(Session):
         """The outputs of one launch of a matrix product that finds B where A lies; the case's B has A's bytes."""
 
     @abstractmethod
+    def launch_side_by_side(self, case: Case) -> Iterator[Outputs]:
+        """The outputs of launches whose tensors lie right behind one another, in several orders.
+
+        They lie in records that the next launches overwrite.
+        """
+
+    @abstractmethod
     def as_shifted(self, gap: int) -> None:
         """From the next launch on tensors end so many bytes, a multiple of 16, before their memory ends."""
 

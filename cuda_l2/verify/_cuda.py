@@ -18,7 +18,7 @@ from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, CudaArena
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.segments import NOTHING, Copied, Segment, Segments
-from cuda_l2.machine.cuda.windows import TENSOR_ALIGN
+from cuda_l2.machine.cuda.windows import TENSOR_ALIGN, side_by_side
 from cuda_l2.machine.cuda.worker import CudaWorkers, slowest_s
 from cuda_l2.machine.fills import POISON_WORDS
 from cuda_l2.machine.tensors import poisoned, rounded_up
@@ -97,6 +97,10 @@ class CudaSession(GpuSession):
         self._laid_out = self._layout
         self.arena.select(task, snug=self._layout.snug, gap=self._layout.gap)
         self.plan, self._places = plan, self.arena.places(plan)
+        self._side_by_side = [
+            {name: Place("staging", start) for name, start in starts.items()}
+            for starts in side_by_side(task, self.cases.rng)
+        ]
         self._place = 0
         self._segments.fill(self.arena.outside())
         self.timeout_s = self._limit_s(slowest_s(task))
@@ -104,13 +108,14 @@ class CudaSession(GpuSession):
         self.arena.fill_workspaces(persistent=True)
 
     def _use(self, build: Build, *, guarded: bool = False) -> None:
-        """Launch this build of the candidate from now on: at every place, and of a product on A in B's place too.
+        """Launch this build of the candidate from now on: at every place, side by side, and a product on A as B too.
 
         guarded: where inputs and weights can only be read.
         """
         first = self._places[0]
         on_one = [{**first, "b": first["a"]}] if self.task.product else []
-        self.worker.load(Path(build.artifact), self.plan, [*self._places, *on_one], guarded=guarded)
+        elsewhere = [{**first, **places} for places in self._side_by_side]
+        self.worker.load(Path(build.artifact), self.plan, [*self._places, *elsewhere, *on_one], guarded=guarded)
 
     def _call(self, op: str, timeout_s: float, *, alone: bool = False, **terms: Any) -> None:
         """Have the worker do something in a turn of its own on the GPU.
@@ -283,9 +288,27 @@ class CudaSession(GpuSession):
 
     def launch_on_one(self, case: Case) -> Outputs:
         self._fill(case, place=0)
-        turn = self._message([], [], spoil=True) | {"binding": len(self._places)}
+        turn = self._message([], [], spoil=True) | {"binding": len(self._places) + len(self._side_by_side)}
         self._call("launch", self.timeout_s, turns=[turn])
         return self._result(case)
+
+    def launch_side_by_side(self, case: Case) -> Iterator[Outputs]:
+        self._fill(case)
+        arena, own, turns = self.arena, self._places[self._place], []
+        for number, places in enumerate(self._side_by_side):
+            to = {arena.address(own[name]): arena.address(place) for name, place in places.items()}
+            written = [
+                segment._replace(address=to[segment.address], source=segment.address if segment.source else 0)
+                for segment in arena.before_launch(case.tensors, place=self._place)
+            ]
+            records = arena.records_of(number % arena.records, self._place)
+            kept = [segment._replace(source=to[segment.source]) for segment in records]
+            turns.append(self._message(written, kept, spoil=True) | {"binding": len(self._places) + number})
+        for start in range(0, len(turns), arena.records):
+            some = turns[start : start + arena.records]
+            self._call("launch", self._limit_s(len(some) * slowest_s(case.task)), turns=some)
+            self._require_kept(arena.held(case.tensors, self._place))
+            yield from map(arena.recorded, range(len(some)))
 
     def launch_beside_load(self, case: Case, count: int) -> Outputs:
         self._fill(case)

@@ -20,8 +20,8 @@ from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 LARGEST_SUM = 1 << 22
 LARGEST_POWER = 3
 PAIRS = (3, 1)
-"""Pairs of places in K whose products are as large as whole numbers make them, on the CPU; sums stay below 2^24. Where
-there is one, a long part of K looks negligible beside the sum so far, which the second place takes away."""
+"""Pairs of places in K whose products are as large as whole numbers make them; sums stay below 2^24. Where there is
+one, a long part of K looks negligible beside the sum so far, which the second place takes away."""
 PAIRS_SCALE = 2.0**-6
 """Brings most of their sums, which have up to 22 bits, into fp16's range."""
 RANGES = ((31, 31), (127, 15))
@@ -41,8 +41,9 @@ class PrecisionContract(ProductCheck):
             for index in range(len(RANGES))
             for kind, make in (("integers", _make), ("integers permuted", _make_permuted))
         )
-        if session.device == "cpu" and cases.task.k >= 2 * max(PAIRS):
-            pairs = [Turn(cases.get("integers in pairs", count, partial(_make_pairs, count=count))) for count in PAIRS]
+        if cases.task.k >= 2 * max(PAIRS):
+            counts = PAIRS if session.device == "cpu" else PAIRS[-1:]
+            pairs = [Turn(cases.get("integers in pairs", count, partial(_make_pairs, count=count))) for count in counts]
             turns = itertools.chain(turns, pairs)
 
         def wrong(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

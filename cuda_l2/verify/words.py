@@ -2,7 +2,9 @@
 
 One operand has a single 1 or -1 in each row, or column, so that C repeats the other one's words, bit for bit: no sum,
 no rounding. The largest, the smallest and those beside powers of two always come up, others are drawn, all of them
-where C is large: of fp16 the subnormal ones too. What is read as another number at some of them alone shows.
+where C is large: of fp16 the subnormal ones too. What is read as another number at some of them alone shows. The first
+kind comes once more, each number at as many places as there are: where C is 256 x 256 at each of the places that a tile
+of 16 x 16 has, so that what is read as another number at one place of such a tile shows.
 """
 
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 
 MOST_LAUNCHES, MOST_BYTES = 3, 64 << 20
 """For one operand, and of their tensors together: where they do not suffice, numbers are drawn."""
+TILE = 16
+"""Rows and columns between places that are taken for the same place of a tile."""
 
 
 class Words(ProductCheck):
@@ -37,6 +41,8 @@ def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
             first = index * shown if count == wanted else None
             case = cases.get(f"words {operand}", index, partial(_make, operand=operand, first=first))
             yield Turn(case, operand.upper())
+        case = cases.get(f"words {operand} at places", 0, partial(_make, operand=operand, first=None, at_places=True))
+        yield Turn(case, operand.upper())
 
 
 def _numbers(cases: ProductCases) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,8 +59,13 @@ def _numbers(cases: ProductCases) -> tuple[torch.Tensor, torch.Tensor]:
     return every[edge], every[~edge]
 
 
-def _make(cases: ProductCases, generator: torch.Generator, operand: str, first: int | None) -> ProductCase:
-    """first: number of words that launches before this one showed; None where they are drawn."""
+def _make(
+    cases: ProductCases, generator: torch.Generator, operand: str, first: int | None, *, at_places: bool = False
+) -> ProductCase:
+    """first: number of words that launches before this one showed; None where they are drawn.
+
+    at_places: those at the edges of powers of two alone, all of them in turn at each place of a tile.
+    """
     gemm, device = cases.task, cases.device
     edges, others = _numbers(cases)
     if first is None:
@@ -65,8 +76,14 @@ def _make(cases: ProductCases, generator: torch.Generator, operand: str, first: 
     at_X = torch.randperm(gemm.k, generator=generator, device=device).repeat(-(-across // gemm.k))[:across]
     shown = at_X[: min(gemm.k, across)]
     words_LK = numbers[torch.randint(len(numbers), (lines, gemm.k), generator=generator, device=device)]
-    turns = first + torch.arange(lines * len(shown), device=device)
-    words_LK[:, shown] = numbers[turns % len(numbers)].reshape(lines, len(shown))
+    at_L = torch.randperm(lines, generator=generator, device=device)
+    turns_LX = first + at_L[:, None] * len(shown) + torch.arange(len(shown), device=device)
+    if at_places:
+        numbers, at_L = edges, torch.arange(lines, device=device)
+        begins = torch.randint(len(edges), (TILE, TILE), generator=generator, device=device)
+        tiles_LX = at_L[:, None] // TILE * -(-gemm.k // TILE) + shown // TILE
+        turns_LX = begins[at_L[:, None] % TILE, shown % TILE] + tiles_LX
+    words_LK[:, shown] = numbers[turns_LX % len(numbers)]
     ones_XK = torch.zeros(across, gemm.k, dtype=words_LK.dtype, device=device)
     signs_X = (torch.randint(0, 2, (across,), generator=generator, device=device) * 2 - 1).to(words_LK.dtype)
     ones_XK.scatter_(1, at_X[:, None], signs_X[:, None])

@@ -1,7 +1,10 @@
 """How a task's tensors share device memory: windows of timed launches, records of outputs, and the bytes of all."""
 
 import enum
+import itertools
 import math
+
+import numpy as np
 
 from cuda_l2.machine.tensors import rounded_up
 from cuda_l2.records import Task, Tensor
@@ -17,6 +20,8 @@ RECORD_BYTES = 64 << 20
 MAX_RECORDS = 256
 STAGED_BYTES = 32 << 20
 """What launches in a row read that the first of them does not."""
+ORDERS = 6
+"""In which tensors lie side by side, at most."""
 
 
 class Sharing(enum.StrEnum):
@@ -61,10 +66,19 @@ def record_stride(task: Task) -> int:
 
 
 def staged_bytes(task: Task) -> int:
-    """Bytes from which a slow producer copies, and launches in a row are given their inputs."""
-    return max(STAGED_BYTES, *(tensor.bytes for tensor in task.tensors))
+    """Bytes that a slow producer copies, that launches in a row are given, or where tensors lie side by side."""
+    return max(STAGED_BYTES, sum(rounded_up(tensor.bytes, TENSOR_ALIGN) for tensor in task.tensors))
 
 
 def records(stride: int) -> int:
     """Number of records that there is room for, `stride` bytes each."""
     return max(2, min(MAX_RECORDS, RECORD_BYTES // max(1, stride)))
+
+
+def side_by_side(task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
+    """Offsets of a task's tensors that lie one right behind the other: in several orders, in all six of three."""
+    tensors, found = [task.tensors[i] for i in rng.permutation(len(task.tensors))], []
+    for order in itertools.islice(itertools.permutations(tensors), ORDERS):
+        starts = itertools.accumulate((rounded_up(tensor.bytes, TENSOR_ALIGN) for tensor in order), initial=0)
+        found.append({tensor.name: start for tensor, start in zip(order, starts, strict=False)})
+    return found
