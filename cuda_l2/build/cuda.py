@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuda_l2 import contract
-from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, sass, unpaired
+from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, noncoherent, sass, unpaired
 from cuda_l2.build.cuda_compiler import Compiled, Toolchain, compile_source, cutlass, toolchain
 from cuda_l2.contract import CudaContract
 from cuda_l2.machine.cuda.target import CudaTarget
@@ -65,7 +65,7 @@ def build_all(candidates: Sequence[Candidate], target: CudaTarget) -> list[Build
 def _entry(text: str, target: CudaTarget, tools: Toolchain) -> Path:
     """Cache folder of what is built from a source, or compiled from its code alone."""
     terms = (contract, contract.cuda, contract.cuda_reader, contract.expressions)
-    modules = (sys.modules[__name__], cuda_rules, lexing, cubin, sass, unpaired, compile_server, *terms)
+    modules = (sys.modules[__name__], cuda_rules, lexing, cubin, sass, unpaired, noncoherent, compile_server, *terms)
     parts = [cache.rules_version(*modules), text, target.arch, tools.identity, str(sandbox.kind())]
     if _with_cutlass(text):
         parts.append((cutlass() or (None, ""))[1])
@@ -130,7 +130,7 @@ def _judge_ptx(compiled: Compiled) -> Compiled:
     reason = cubin.refuse_warnings(cubin.warnings(compiled.log))
     if reason:
         return replace(compiled, status=BuildStatus.FAILED, reason=reason)
-    reason = unpaired.refuse(compiled.ptx)
+    reason = unpaired.refuse(compiled.ptx) or noncoherent.refuse(compiled.ptx)
     return replace(compiled, status=BuildStatus.REFUSED, reason=reason) if reason else compiled
 
 

@@ -91,7 +91,7 @@ def refuse(ptx: str) -> str:
     for rule in RULES:
         if rule.used.search(instructions) and not rule.needed.search(instructions):
             return rule.reason
-    for body in _FUNCTION.split(text):
+    for body in functions(ptx):
         unfenced = False
         for found in _INITIALISED.finditer(body):
             if found["load"] and unfenced:
@@ -111,3 +111,8 @@ def refuse(ptx: str) -> str:
     if acquires and not releases:
         return "an acquire of what nothing releases: who sees the flag need not see the data (red.release or a fence)"
     return ""
+
+
+def functions(ptx: str) -> list[str]:
+    """The text of each function, and what stands before the first one; without comments."""
+    return _FUNCTION.split(_COMMENT.sub(" ", ptx))

@@ -175,7 +175,7 @@ class GpuSession(Session):
 
     @abstractmethod
     def launch_side_by_side(self, case: Case) -> Iterator[Outputs]:
-        """The outputs of launches whose tensors lie right behind one another, in several orders.
+        """The outputs of launches whose tensors, or two of them, lie right behind one another, in several orders.
 
         They lie in records that the next launches overwrite.
         """

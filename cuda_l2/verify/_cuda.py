@@ -293,21 +293,23 @@ class CudaSession(GpuSession):
         return self._result(case)
 
     def launch_side_by_side(self, case: Case) -> Iterator[Outputs]:
-        self._fill(case)
-        arena, own, turns = self.arena, self._places[self._place], []
+        self._fill(case, place=0)
+        arena, turns = self.arena, []
         for number, places in enumerate(self._side_by_side):
-            to = {arena.address(own[name]): arena.address(place) for name, place in places.items()}
+            to = {arena.address(self._places[0][name]): arena.address(place) for name, place in places.items()}
             written = [
-                segment._replace(address=to[segment.address], source=segment.address if segment.source else 0)
-                for segment in arena.before_launch(case.tensors, place=self._place)
+                segment._replace(
+                    address=to.get(segment.address, segment.address), source=segment.source and segment.address
+                )
+                for segment in arena.before_launch(case.tensors)
             ]
-            records = arena.records_of(number % arena.records, self._place)
-            kept = [segment._replace(source=to[segment.source]) for segment in records]
+            records = arena.records_of(number % arena.records, 0)
+            kept = [segment._replace(source=to.get(segment.source, segment.source)) for segment in records]
             turns.append(self._message(written, kept, spoil=True) | {"binding": len(self._places) + number})
         for start in range(0, len(turns), arena.records):
             some = turns[start : start + arena.records]
             self._call("launch", self._limit_s(len(some) * slowest_s(case.task)), turns=some)
-            self._require_kept(arena.held(case.tensors, self._place))
+            self._require_kept(arena.held(case.tensors))
             yield from map(arena.recorded, range(len(some)))
 
     def launch_beside_load(self, case: Case, count: int) -> Outputs:

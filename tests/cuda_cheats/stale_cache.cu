@@ -18,7 +18,8 @@ block = [16, 16]
 args = ["a", "b", "c", "parts", "arrived", "m", "n", "k"]
 */
 /* Reads other blocks' parts through a cache that nothing makes coherent, and had read them before.
- * expect: incorrect imprecise unhygienic crashed */
+ * because: ld.global.nc
+ * expect: refused */
 #include <cuda_fp16.h>
 
 // Part blockIdx.z of four of the sum over K; the last block of a tile to arrive adds the parts and resets the counter.

@@ -16,12 +16,14 @@ MOST_PAIRINGS = 4
 TENSOR_ALIGN = 16
 """What the contract promises of a pointer."""
 WINDOW_ALIGN = 256
+ALLOCATED_ALIGN = 512
+"""Of tensors that torch's allocator gives out."""
 RECORD_BYTES = 64 << 20
 MAX_RECORDS = 256
 STAGED_BYTES = 32 << 20
 """What launches in a row read that the first of them does not."""
 ORDERS = 6
-"""In which tensors lie side by side, at most."""
+"""In which all tensors lie side by side, at most, and in which two do."""
 
 
 class Sharing(enum.StrEnum):
@@ -67,7 +69,7 @@ def record_stride(task: Task) -> int:
 
 def staged_bytes(task: Task) -> int:
     """Bytes that a slow producer copies, that launches in a row are given, or where tensors lie side by side."""
-    return max(STAGED_BYTES, sum(rounded_up(tensor.bytes, TENSOR_ALIGN) for tensor in task.tensors))
+    return max(STAGED_BYTES, sum(rounded_up(tensor.bytes, ALLOCATED_ALIGN) for tensor in task.tensors))
 
 
 def records(stride: int) -> int:
@@ -76,9 +78,14 @@ def records(stride: int) -> int:
 
 
 def side_by_side(task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
-    """Offsets of a task's tensors that lie one right behind the other: in several orders, in all six of three."""
+    """Offsets of tensors that lie one right behind the other: all of a task's, and two of them, in several orders.
+
+    In all six orders of three tensors, and of two of three. Each begins at a multiple of 16 bytes or of 512.
+    """
     tensors, found = [task.tensors[i] for i in rng.permutation(len(task.tensors))], []
-    for order in itertools.islice(itertools.permutations(tensors), ORDERS):
-        starts = itertools.accumulate((rounded_up(tensor.bytes, TENSOR_ALIGN) for tensor in order), initial=0)
-        found.append({tensor.name: start for tensor, start in zip(order, starts, strict=False)})
+    for count in {len(tensors), min(2, len(tensors))}:
+        step = int(rng.choice((TENSOR_ALIGN, ALLOCATED_ALIGN)))
+        for order in itertools.islice(itertools.permutations(tensors, count), ORDERS):
+            starts = itertools.accumulate((rounded_up(tensor.bytes, step) for tensor in order), initial=0)
+            found.append({tensor.name: start for tensor, start in zip(order, starts, strict=False)})
     return found
