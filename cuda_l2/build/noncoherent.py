@@ -16,7 +16,6 @@ _MOVED = re.compile(r"(?<![\w.])(?:mov|add|sub|selp|cvta(?:\.to)?\.global)\.[bsu
 _REGISTER = re.compile(r"%\w+")
 _READ = re.compile(r"(?<![\w.])ld\.global(?:\.[\w:]+)*\.nc[\w.:]*\s[^;\[]*\[(%\w+)")
 _WRITTEN = re.compile(r"(?<![\w.])(?:st|red|atom)(?!\.(?:shared|local|param|async))[\w.:]*\s[^;\[]*\[(%\w+)")
-REASON = "reads by ld.global.nc (__ldg) what it also writes, which that cache need not see: use a plain load (__ldcg)"
 
 
 def refuse(ptx: str) -> str:
@@ -26,7 +25,10 @@ def refuse(ptx: str) -> str:
         if read and written:
             bases = _bases(body)
             if {bases.get(each, "") for each in read} & {bases.get(each, "") for each in written} - {""}:
-                return REASON
+                return (
+                    "reads by ld.global.nc (__ldg) what it also writes, which that cache need not see: use a plain load"
+                    " (__ldcg)"
+                )
     return ""
 
 
