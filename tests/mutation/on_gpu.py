@@ -84,6 +84,11 @@ def faults() -> Iterator[tuple[str, str, dict[str, str]]]:
             yield "by two windows", f"{one} {other} {value}", {"FIRST": condition}
     for one, other in itertools.permutations("abc", 2):
         yield "by order in memory", f"{one} {other}", {"FIRST": f"off = (size_t){one} < (size_t){other};"}
+    for one, other in itertools.permutations("abc", 2):
+        behind = f"off = (size_t){other} - (size_t){one} == 2 * m * n;"  # all three have as many bytes
+        yield "by what lies behind", f"{one} {other}", {"FIRST": behind}
+    page = "off = (size_t)a >> 21 == (size_t)b >> 21 && (size_t)b >> 21 == (size_t)c >> 21;"
+    yield "by page", "one", {"FIRST": page}
     for memory, kept in RESIDUE.items():
         count = f"__shared__ unsigned n0; if (thread == 0) {{ {kept} n0 = kept[0] == {MASK} ? kept[1] + 1 : 0;"
         count += f" kept[0] = {MASK}; kept[1] = n0; }} __syncthreads();"
@@ -115,6 +120,9 @@ def faults() -> Iterator[tuple[str, str, dict[str, str]]]:
         for word in WORDS:
             rare = f"if (__half_as_ushort({value}) == {word}) {value} = __ushort_as_half({word} ^ 1);"
             yield "rare word", f"{name} {word:x}", {"VALUE": rare}
+        place = {"a": "row % 8 == 3 && (p + x) % 16 == 7", "b": "column % 8 == 3 && (p + y) % 16 == 7"}[name]
+        rare = f"if (__half_as_ushort({value}) == 0x3c01 && {place}) {value} = __ushort_as_half(0x3c00);"
+        yield "rare word", f"{name} 3c01 at a place", {"VALUE": rare}
         yield "special", f"{name} nan", {"VALUE": f"if (__hisnan({value})) {value} = zero;"}
         yield "special", f"{name} infinity", {"VALUE": f"if (__hisinf({value})) {value} = __float2half(65504.0f);"}
         equal = f"off = true; for (int i = 0; i < 8; i++) off &= {name}w[i] == {name}w[i + 8];"
