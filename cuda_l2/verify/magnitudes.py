@@ -118,12 +118,12 @@ def _make(cases: ProductCases, generator: torch.Generator, powers: tuple[Range, 
 def _make_balanced(cases: ProductCases, generator: torch.Generator, powers: Range, drawn: bool = True) -> ProductCase:
     """Each column of A has a power of its own, and B's row the one that makes all products' powers alike.
 
-    drawn: between these two powers; otherwise all of A has the first, and all of B the second, but that the large one
-    of the two is a random one from its half on: who tries both operands for extremes meets each beside no extreme.
+    drawn: between these two powers; otherwise all of A has the first, and all of B the second, where the larger of them
+    is a random one in place of what is given as the largest: who tries both operands for extremes is to meet one alone.
     """
     gemm = cases.task
     if not drawn:
-        larger = int(torch.randint(max(powers) // 2, max(powers) + 1, (), generator=generator, device=cases.device))
+        larger = int(torch.randint(max(powers) // 2, max(powers) - 1, (), generator=generator, device=cases.device))
         powers = (powers[0], larger) if powers[0] < powers[1] else (larger, powers[1])
     total = sum(powers)
     a, b = (_integers(cases, generator, _bound(gemm), shape) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
