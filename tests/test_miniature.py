@@ -1,6 +1,8 @@
 """The miniature of all training stages: its family, its data without what is held out, its table."""
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "miniature"))
 
 import examine
 import general
+import run
 import teacher
 from examine import tree
 from family import families_for
@@ -155,6 +158,24 @@ def test_the_contest_times_every_kernel_once_a_round(rig, target, monkeypatch) -
     assert timed == {first.id: 2.0, other.id: 0.5} and asked == [[first.id, other.id]] * examine.TIMINGS == asked[:3]
     monkeypatch.setattr(examine, "TIMINGS", 1)
     assert examine.contest(str(GEMM), [first], rig)[first.id] > 0
+
+
+def test_a_contest_is_held_again_when_another_stage_has_been_examined(tmp_path) -> None:
+    size = replace(MINIATURES["cpu"], stages=("tuned", "rl"))
+    held = {"a": {Candidate("first").id: 1.0}}
+
+    def examined(name: str, best: str) -> None:
+        for shown in (0, 2):
+            found = examine.Answers("a", 1, 1, 1, [1.0], 0, 0, 0, best, [])
+            examine.save(tmp_path / f"{name}-{shown}.json", [found, examine.Answers("b", 1, 0, 0, [], 0, 0, 0, "", [])])
+
+    examined("tuned", "first")
+    examined("rl", "first")
+    assert not run._contested(size, tmp_path)
+    (tmp_path / run.CONTEST).write_text(json.dumps(held))
+    assert run._contested(size, tmp_path)
+    examined("rl", "second")
+    assert not run._contested(size, tmp_path)
 
 
 def test_the_four_sources_are_one_space(target) -> None:

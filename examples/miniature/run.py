@@ -145,10 +145,11 @@ def run(size: Miniature, folder: Path, seeds: Sequence[int], without_sandbox: bo
                 corpus = "pretrained" in size.stages
                 teacher.write_data(out / "data", taught, rig, size.asking, seed, corpus=corpus)
     for out, seed in zip(outs, seeds, strict=True):
-        if not (out / CONTEST).exists() or not all(_examined(out, name) for name in size.stages):
+        if not all(_examined(out, name) for name in size.stages):
             _train_and_examine(size, out, seed, taught, without_sandbox, until)
-            if until:
-                continue
+        if until:
+            continue
+        if not _contested(size, out):
             _contest(size, out, taught)
         _print(size, f"Seed {seed}", [out], taught)
     if len(outs) > 1 and not until:
@@ -242,14 +243,28 @@ def _examine(size: Miniature, out: Path, name: str, archive: str, taught: teache
             print(f"{NAMES[name]}, {shown} exemplars, {each.shape}: {counts}", flush=True)
 
 
-def _contest(size: Miniature, out: Path, taught: teacher.Teacher) -> None:
-    """Time the best answers of all stages, and the best training kernels, beside one another; kept by shape and id."""
+def _bests(size: Miniature, out: Path) -> list[tuple[str, Candidate]]:
+    """The best answer of each stage and shape, with the shape."""
     paths = [out / f"{name}-{shown}.json" for name in size.stages for shown in (0, 2)]
     found = [answers for path in paths for answers in examine.load(path)]
+    return [(answers.shape, Candidate(answers.best)) for answers in found if answers.best]
+
+
+def _contested(size: Miniature, out: Path) -> bool:
+    """Whether a contest was held and all best answers were in it: more stages may have been examined since."""
+    if not (out / CONTEST).exists():
+        return False
+    timed = json.loads((out / CONTEST).read_text())
+    return all(best.id in timed.get(shape, {}) for shape, best in _bests(size, out))
+
+
+def _contest(size: Miniature, out: Path, taught: teacher.Teacher) -> None:
+    """Time the best answers of all stages, and the best training kernels, beside one another; kept by shape and id."""
+    found = _bests(size, out)
     timed = {}
     with open_rig(size.target) as rig:
         for shape in (*size.shapes, *size.held_shapes):
-            bests = [Candidate(answers.best) for answers in found if answers.shape == shape and answers.best]
+            bests = [best for at, best in found if at == shape]
             timed[shape] = examine.contest(shape, [*taught.best(YARDSTICKS), *bests], rig)
     (out / CONTEST).write_text(json.dumps(timed, indent=1) + "\n")
 
