@@ -24,6 +24,8 @@ AT_ONCE = 4
 """Candidates that a server compiles at once: more than its cores, which wait as another server reads machine code."""
 MOST_A_BATCH = 8
 """Candidates sent at once: reading machine code takes longer to start than one of them takes to compile."""
+FIRST_BATCH = 2
+"""And at first; each next batch of a server is up to twice as large."""
 NICENESS = 19
 """Judging goes first where cores are short: there is one GPU, and builds are ahead of it."""
 
@@ -50,9 +52,7 @@ class BuildServers:
         with self._lock:
             self._under_way = {source: batch for source, batch in self._under_way.items() if not batch.done()}
             new = [source for source in dict.fromkeys(sources) if source not in self._under_way]
-            size = min(MOST_A_BATCH, math.ceil(len(new) / self._count)) or 1
-            for start in range(0, len(new), size):
-                batch = new[start : start + size]
+            for batch in filter(None, _batches(new, self._count)):
                 self._under_way |= dict.fromkeys(batch, self._pool.submit(self._send, batch))
             return [partial(_awaited, self._under_way[source], source) for source in sources]
 
@@ -72,6 +72,17 @@ class BuildServers:
         if "error" in answer:
             raise UserError(answer["error"])
         return {source: from_json(Build, text) for source, text in zip(sources, answer["builds"], strict=True)}
+
+
+def _batches(sources: Sequence[str], servers: int) -> Iterator[Sequence[str]]:
+    """Batches shared out evenly, the first of each server smaller, so that who judges need not wait for whole ones."""
+    start, most = 0, FIRST_BATCH
+    while start < len(sources):
+        size = min(most, math.ceil((len(sources) - start) / servers))
+        for _ in range(servers):
+            yield sources[start : start + size]
+            start += size
+        most = min(2 * most, MOST_A_BATCH)
 
 
 def _awaited(batch: "Future[dict[str, Build]]", source: str) -> Build:

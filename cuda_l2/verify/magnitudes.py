@@ -5,9 +5,9 @@ fp32 are exact in any order, and C must be the exact result rounded to its type,
 overflows. In a second kind of case every row of one operand, or column of the other, has a single value left, and each
 element of the other its own power: no sum at all, for classes whose sums are rounded too. What is narrowed, clamped,
 flushed or taken for zero at some magnitude of either operand shows. The rest are for fp32 sums: all of one operand as
-small as its type allows and all of the other large, so that no part of it looks like more than nothing; products of one
-power whose two factors lie anywhere in the type's range, so that subnormal numbers stand beside large ones and count as
-much; and sums around the largest number of C's type, where rounding turns to infinity.
+small as its type allows and all of the other above one, so that no part of it looks like more than nothing; products of
+one power whose two factors lie anywhere in the type's range, so that subnormal numbers stand beside large ones and
+count as much; and sums around the largest number of C's type, where rounding turns to infinity.
 """
 
 import math
@@ -118,9 +118,14 @@ def _make(cases: ProductCases, generator: torch.Generator, powers: tuple[Range, 
 def _make_balanced(cases: ProductCases, generator: torch.Generator, powers: Range, drawn: bool = True) -> ProductCase:
     """Each column of A has a power of its own, and B's row the one that makes all products' powers alike.
 
-    drawn: between these two powers; otherwise all of A has the first, and all of B the second.
+    drawn: between these two powers; otherwise all of A has the first, and all of B the second, where the larger of them
+    is a random one in place of what is given as the largest: who tries both operands for extremes is to meet one alone.
     """
-    gemm, total = cases.task, sum(powers)
+    gemm = cases.task
+    if not drawn:
+        larger = int(torch.randint(max(powers) // 2, max(powers) - 1, (), generator=generator, device=cases.device))
+        powers = (powers[0], larger) if powers[0] < powers[1] else (larger, powers[1])
+    total = sum(powers)
     a, b = (_integers(cases, generator, _bound(gemm), shape) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
     low, high = powers if drawn else (powers[0], powers[0])
     power_K = torch.randint(low, high + 1, (gemm.k,), generator=generator, device=cases.device)

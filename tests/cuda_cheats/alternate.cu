@@ -11,7 +11,6 @@ args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Reads C: a tile whose first row is right has its other rows computed only when C's last row is not right.
  * shape: 128x512x1024
- * because: look right already
  * expect: unhygienic */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
