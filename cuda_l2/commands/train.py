@@ -183,9 +183,9 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
     if not settings.data:
         made = "cuda-l2 corpus" if stage.stage == "pretrain" else "cuda-l2 collect"
         raise UserError(f"--data is missing: the folder of a dataset, as `{made}` writes it, or a file")
-    from cuda_l2.corpus import training_data
+    from cuda_l2.corpus import dataset
 
-    texts = training_data.texts(settings.data) if stage.stage == "pretrain" else []
+    texts = dataset.texts(settings.data) if stage.stage == "pretrain" else []
     conversations = _conversations(settings.data) if stage.stage == "sft" else []
     _require_packages()
     from cuda_l2.learn.run import Run
@@ -313,9 +313,9 @@ def _require_packages() -> None:
 
 
 def _conversations(folders: Sequence[Path]) -> list[list[dict[str, str]]]:
-    from cuda_l2.corpus import training_data
+    from cuda_l2.corpus import dataset
 
-    read = training_data.conversations(folders)
+    read = dataset.conversations(folders)
     if read.unanswered:
         many = counted(len(read.unanswered), "conversation")
         _say(f"{many} without an answer at the end skipped, the first in {read.unanswered[0]}")
