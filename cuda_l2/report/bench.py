@@ -7,8 +7,7 @@ from rich.table import Table
 
 from cuda_l2.records import Gemm, Timing
 from cuda_l2.report.tables import open_console
-from cuda_l2.runs.results import Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import Header, Measurement
 from cuda_l2.system.files import markdown_table
 
 HEAD = (
