@@ -11,7 +11,7 @@ import numpy as np
 
 from cuda_l2.llm._base import Message, Model, Outcome, Reply, Request
 from cuda_l2.propose._base import ABSENT, Proposer, Space, Values, draw
-from cuda_l2.records import Candidate, Trial
+from cuda_l2.records import Candidate
 from cuda_l2.system.errors import UserError
 
 LISTED = 128
@@ -35,9 +35,6 @@ class AskedProposer(Proposer):
         chosen, self._left = self._left[:count], self._left[count:]
         chosen += [draw(self._space, self._rng) for _ in range(count - len(chosen))]
         return [self._space.render(values, self.name) for values in chosen]
-
-    def observe(self, trials: Sequence[Trial]) -> None:
-        pass
 
     def _asked(self) -> list[Values]:
         modelled, drawn = self._space.ranked(LISTED // 2), self._space.some(LISTED, self._rng)

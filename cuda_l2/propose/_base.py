@@ -230,8 +230,7 @@ class Proposer(ABC):
     def propose(self, count: int) -> list[Candidate]:
         """A group of at most `count` candidates, known ones included; an empty group ends the search."""
 
-    @abstractmethod
-    def observe(self, trials: Sequence[Trial]) -> None:
+    def observe(self, trials: Sequence[Trial]) -> None:  # noqa: B027 - many do not learn
         """Take the trials of the last group, in order."""
 
     @property
@@ -251,7 +250,7 @@ class Proposer(ABC):
         """The state that the archive keeps for the next search; empty if there is none."""
         return b""
 
-    def load_state(self, state: bytes) -> None:  # noqa: B027 - a proposer without memory has nothing to do
+    def load_state(self, state: bytes) -> None:  # noqa: B027 - one without memory has nothing to do
         """Go on from a kept state."""
 
 

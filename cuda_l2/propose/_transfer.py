@@ -8,7 +8,7 @@ import numpy as np
 from cuda_l2.propose._base import Proposer, Space, Values, draw
 from cuda_l2.propose._cost_model import CostModel, features
 from cuda_l2.propose._recorded import RecordedSpace
-from cuda_l2.records import Candidate, Trial
+from cuda_l2.records import Candidate
 from cuda_l2.tasks.kinds import kind_of
 
 NEIGHBOURS = 4
@@ -43,9 +43,6 @@ class NearestProposer(Proposer):
 
     def propose(self, count: int) -> list[Candidate]:
         return [self._space.render(next(self._order), self.name) for _ in range(count)]
-
-    def observe(self, trials: Sequence[Trial]) -> None:
-        pass
 
     def _ordered(self, known: Sequence[RecordedSpace]) -> Iterator[Values]:
         known = [other for other in known if other.task.product is self._space.task.product]

@@ -1,6 +1,6 @@
 """The search baseline: each choice uniform over its valid values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,9 +18,6 @@ class RandomProposer(Proposer):
 
     def propose(self, count: int) -> list[Candidate]:
         return [self._space.render(draw(self._space, self._rng), self.name) for _ in range(count)]
-
-    def observe(self, trials: Sequence[Trial]) -> None:
-        pass
 
 
 PROPOSER = RandomProposer

@@ -1,6 +1,6 @@
 """The families' own analytic models: schedules in the order of their modelled time, then random ones."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -22,9 +22,6 @@ class RankedProposer(Proposer):
 
     def propose(self, count: int) -> list[Candidate]:
         return [self._space.render(next(self._order), self.name) for _ in range(count)]
-
-    def observe(self, trials: Sequence[Trial]) -> None:
-        pass
 
     def _ordered(self) -> Iterator[Values]:
         yield from self._space.ranked(MOST)
