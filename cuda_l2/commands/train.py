@@ -31,6 +31,8 @@ ON_ALL, ON_PRODUCTS = "general-rl", "hgemm-rl"
 """The stage that takes all tasks of our own where none is named, and the one that takes matrix products alone."""
 RESUMABLE = ("save_every", "checkpoints")
 """Settings that may change when an interrupted run goes on."""
+COEFFICIENTS = ("alpha", "beta", "unbuildable", "incorrect", "smoothing_clip")
+"""Settings of a stage with rewards that are the rewards' own."""
 WORLDS = ("world", "held_out")
 """Options of the stage that learns from recorded worlds."""
 
@@ -246,14 +248,7 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
         if stage.rl is None:
             SelfSupervision(wanted, stage, rig, archive, questions, _say).train(settings.model, run, others)
             return
-        rl = stage.rl
-        rewards = RewardSettings(
-            alpha=rl.alpha,
-            beta=rl.beta,
-            unbuildable=rl.unbuildable,
-            incorrect=rl.incorrect,
-            smoothing_clip=rl.smoothing_clip,
-        )
+        rewards = RewardSettings(**{name: getattr(stage.rl, name) for name in COEFFICIENTS})
         with _judges(settings, rig, wanted) as judges, Judge(rig, archive, rewards, stage.stage, judges) as judge:
             contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
 
