@@ -92,13 +92,7 @@ class Client(Closing):
             raise UserError(self._too_dear(reason, 0))
 
     def ask(
-        self,
-        task: str,
-        machine: str,
-        questions: Sequence[Question],
-        deadline: float = math.inf,
-        *,
-        purpose: str = "",
+        self, task: str, machine: str, questions: Sequence[Question], deadline: float = math.inf, *, purpose: str = ""
     ) -> list[Exchange]:
         """The exchanges, in order; fewer than questions where the budget does not pay for all.
 

@@ -127,12 +127,7 @@ class Templates:
         }
 
     def repair(
-        self,
-        conversation: Messages,
-        answer: str,
-        feedback: str,
-        limit_tokens: int,
-        count_tokens: Callable[[str], int],
+        self, conversation: Messages, answer: str, feedback: str, limit_tokens: int, count_tokens: Callable[[str], int]
     ) -> Messages:
         """The conversation with the model's answer and its outcome, within about `limit_tokens`.
 

@@ -10,10 +10,7 @@ from cuda_l2.report.tables import open_console
 from cuda_l2.runs.results import Header, Measurement
 from cuda_l2.system.files import markdown_table
 
-HEAD = (
-    *("shape", "ours", "strongest baseline", "offline speedup [95 %]", "server speedup [95 %]"),
-    "of measured peak",
-)
+HEAD = (*("shape", "ours", "strongest baseline", "offline speedup [95 %]", "server speedup [95 %]"), "of measured peak")
 
 
 def markdown(header: Header, measurements: Sequence[Measurement]) -> str:

@@ -58,11 +58,7 @@ class MergedAttention(torch.nn.Module):
         self.scaling, self.layer_idx, self.attend = block.scaling, block.layer_idx, attend
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        past_key_values: Any,
-        **others: Any,
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], past_key_values: Any, **others: Any
     ) -> tuple[Tensor, None]:
         shape = hidden_states.shape[:-1]
         query, key, value = (

@@ -20,15 +20,7 @@ from typing import Any
 
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.library.kernels import kernels_of
-from cuda_l2.library.table import (
-    PoolRow,
-    pool_of,
-    read_pool,
-    read_table,
-    read_times,
-    schedule_text,
-    write_pool,
-)
+from cuda_l2.library.table import PoolRow, pool_of, read_pool, read_table, read_times, schedule_text, write_pool
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.measure.quick import Item, QuickTimer

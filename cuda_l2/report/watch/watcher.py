@@ -113,8 +113,7 @@ def _current(search: Searched, draw: Draw) -> list[Part]:
     first = len(search.rewards) - len(tried) + 1
     title = f"Best speedup so far: {search.task}"
     svg = tried and draw(
-        *("curve", (search.task, len(search.rewards))),
-        lambda: plots.search("curve", title, tried, first),
+        *("curve", (search.task, len(search.rewards))), lambda: plots.search("curve", title, tried, first)
     )
     parts: list[Part] = [Figure(title, "Over the strongest baseline, as the search timed it.", svg)] if svg else []
     rows: list[Row] = [
