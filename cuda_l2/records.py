@@ -54,6 +54,11 @@ class Interval:
     def relative_halfwidth(self) -> float:
         return (self.high - self.low) / 2 / abs(self.estimate) if self.estimate else math.inf
 
+    def text(self, form: str, unit: str = "") -> str:
+        """The estimate, and its bounds where samples were enough, as in 1.02x [1.01, 1.03]."""
+        known = math.isfinite(self.low) and math.isfinite(self.high)
+        return f"{self.estimate:{form}}{unit}" + (f" [{self.low:{form}}, {self.high:{form}}]" if known else "")
+
 
 class BuildStatus(enum.StrEnum):
     BUILT = "built"

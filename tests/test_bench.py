@@ -38,8 +38,7 @@ from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_summary import cases, ratios, summary
 from cuda_l2.report.live import duration
 from cuda_l2.runs.grid import LEAST_OF_BUCKET, bucket, bucket_name, log2_mnk, read_grid, sample, shuffled
-from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Measurement, ResultsFile, set_aside
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Header, Measurement, ResultsFile, set_aside
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.runs.sweep import Sweep
 from cuda_l2.search import search
