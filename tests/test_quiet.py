@@ -210,7 +210,7 @@ def test_only_waits_while_a_sample_runs_count_those_of_the_judge_too(
     arena = SimpleNamespace(read=read.append)
     operands = SimpleNamespace(slots=4, fresh_processes=False, check=lambda *given, **how: 0.0, arena=arena, **nothing)
     terms = Terms(SEARCH, np.random.default_rng(0), clock=ticking())
-    rounds = cpu_rounds._CpuRounds(operands, {"library": arm}, {}, terms, 60.0)
+    rounds = cpu_rounds._CpuRounds(operands, [{"library": arm}], {}, terms, 60.0)
     assert scripted_times.REAL["sample"](rounds, "library", 2) == 0.002
     assert says in rounds.disturbed() and bool(says) == bool(rounds.disturbed())
     assert read == [2], "what its launches meet was brought into caches once"
@@ -228,7 +228,7 @@ def test_caches_of_every_core_are_pushed_out_where_the_protocol_says_so(protocol
 
     monkeypatch.setattr(cpu_rounds, "_on_core", on_core)
     terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
-    rounds = cpu_rounds._CpuRounds(SimpleNamespace(slots=4), {"library": Spinning(0.0)}, {}, terms, 60.0)
+    rounds = cpu_rounds._CpuRounds(SimpleNamespace(slots=4), [{"library": Spinning(0.0)}], {}, terms, 60.0)
     rounds._evict()
     assert wrote == dict.fromkeys(os.sched_getaffinity(0) if protocol.evict else (), True)
     assert rounds.evicted.all()
