@@ -170,7 +170,7 @@ class CpuBench(Bench):
             self._others.append(TorchBaselines(self._rig.target.cores))
         others = self._others[: processes - 1]
         for other in others:
-            if other.arena is None:
+            if other.arena is not self._arena:
                 other.attach(self._arena)
         return [{each.name: those.arm(each) for each in ready} for those in (baselines, *others)], conditions
 
