@@ -12,7 +12,7 @@ from conftest import honest_source
 
 from cuda_l2 import tasks
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.measure.cpu_rounds import ENDURED, _CpuRounds
+from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.protocols import CPU_PROTOCOLS
 from cuda_l2.measure.quiet import Busy
 from cuda_l2.measure.rounds import LEAST_ROUNDS, Terms
@@ -87,19 +87,22 @@ def test_searches_baselines_alone_and_tasks_have_one_process(pairs: int, task: s
 class Pairs(_CpuRounds):
     """Processes that are names; samples and what disturbs a round by script.
 
-    taken: number of the round, arm's process, launches, of every sample.
+    taken: number of the round, arm's process, launches, of every sample. warmed: number of the round, process, slots.
     """
 
     def __init__(self, pairs: int, busy: Sequence[int] = (), patience: float = 1e9) -> None:
         self.busy, self.patience, self.closed = list(busy), patience, list[str]()
         self.taken: list[tuple[int, str, int]] = []
+        self.warmed: list[tuple[int, str, list[int]]] = []
         opened = iter(range(pairs))
 
         def worker() -> Any:
             name = f"ours {next(opened)}"
             return SimpleNamespace(name=name, freeze=lambda: None, close=lambda: self.closed.append(name))
 
-        baselines = [{"torch": SimpleNamespace(name=f"torch {pair}")} for pair in range(pairs)]
+        baselines: Any = [
+            {"torch": SimpleNamespace(name=f"torch {pair}", freeze=lambda: None)} for pair in range(pairs)
+        ]
         terms = Terms(OFFLINE, np.random.default_rng(0), clock=ticking())
         super().__init__(SimpleNamespace(slots=4, fresh_processes=False), baselines, {"ours": worker}, terms, 60.0)  # type: ignore[arg-type]
 
@@ -107,6 +110,9 @@ class Pairs(_CpuRounds):
         process = self.contestants[name]
         self.taken.append((self.number, process.name, count))  # type: ignore[attr-defined]
         return 2e-3 if name == "torch" else 1e-3
+
+    def _warm_up(self, name: str, slots: Sequence[int]) -> None:
+        self.warmed.append((self.number, self.contestants[name].name, list(slots)))  # type: ignore[attr-defined]
 
     def disturbed(self) -> str:
         return "load" if self.number and self.busy and self.number == self.busy[0] else ""
@@ -131,13 +137,8 @@ def test_every_round_is_one_pairs_and_a_disturbed_one_is_the_same_pairs_again() 
         {f"torch {number % 6}", f"ours {number % 6}"} for number in range(1, OFFLINE.min_rounds + 1)
     ], "equal ratios end the rounds at the first look"
     assert len(found.samples.of("ours")) == OFFLINE.min_rounds and not found.busy
-    for pair in range(6):
-        first = next(taken for taken in found.taken if taken[1] == f"torch {pair}" and taken[0])
-        at = [taken for taken in found.taken if taken[:2] == first[:2]]
-        again = 2 if first[0] == 2 else 0
-        assert at == [first] * (2 + again) and first[2] == found.most, "a sample that does not count comes first"
-    endured = [taken for taken in found.taken if taken[0] == 0][-ENDURED:]
-    assert len({name for _, name, _ in endured}) == 1, "one process of the candidate has many launches"
+    slots = list(range(found.most))
+    assert found.warmed == [(at, f"{arm} {at % 6}", slots) for at in range(1, 7) for arm in ("torch", "ours")]
     found.close()
     assert sorted(found.closed) == [f"ours {pair}" for pair in range(6)]
 
@@ -147,6 +148,7 @@ def test_one_pair_is_as_before() -> None:
     found.run()
     counting = [taken for taken in found.taken if taken[0]]
     assert len(counting) == 2 * OFFLINE.min_rounds and found.taken[-1][0] == OFFLINE.min_rounds
+    assert not found.warmed
 
 
 def test_without_quiet_a_ratio_needs_a_round_of_each_pair() -> None:

@@ -24,7 +24,7 @@ SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
 ENDURED = 8
-"""Samples that one process of a candidate gives beside those that count, where these have several."""
+"""Samples that one process of a candidate gives beside those that count, where each of these has a new one."""
 OWN_BYTES, LAST_LEVEL_BYTES = 1 << 20, 32 << 20
 """A core's own cache and the shared one, where the system does not say."""
 MOST_EVICTED = 256 << 20
@@ -124,8 +124,8 @@ class _CpuRounds(Rounds):
                 self._renew(name)
                 self._workers[name].freeze()
         super().run()
-        if self.protocol.fresh or len(self._pairs) > 1:
-            self.number = 0  # what gives way after many launches has not had them in one process
+        if self.protocol.fresh:  # what gives way after many launches would not have had them in one round
+            self.number = 0
             for name in [name for name in self.kernels for _ in range(ENDURED)]:
                 self.sample(name, self._count)
 
@@ -136,10 +136,11 @@ class _CpuRounds(Rounds):
     def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
         pair = self.number % len(self._pairs)
         self._choose(pair)
-        if names and pair not in self._warm:  # a process's first launches map memory and start threads
+        if names and pair not in self._warm:
             self._warm.add(pair)
             for name in names:
-                self.sample(name, count)
+                self._warm_up(name, range(count))
+                self.contestants[name].freeze()
 
     def begin_watch(self) -> None:
         self.quiet.begin()
@@ -160,9 +161,7 @@ class _CpuRounds(Rounds):
         arm = self.contestants[name]
         if warm:
             self.operands.begin_warm_up()
-            arm.thaw()
-            arm.prepare([0])
-            arm.run(self.timeout_s)
+            self._warm_up(name, [0])
         arm.freeze()
         self.operands.refresh(count)
         arm.prepare([int(slot) for slot in self.rng.permutation(count)])
@@ -194,6 +193,13 @@ class _CpuRounds(Rounds):
         if name in self.kernels and self.check_elements:
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds
+
+    def _warm_up(self, name: str, slots: Sequence[int]) -> None:
+        """Launches that do not count; a process's first ones map the slots' memory and start its threads."""
+        arm = self.contestants[name]
+        arm.thaw()
+        arm.prepare(slots)
+        arm.run(self.timeout_s)
 
     def _evict(self) -> None:
         """Push out what lies in any core's own caches, then in the one that they share.
