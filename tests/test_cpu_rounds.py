@@ -18,9 +18,12 @@ from cuda_l2.measure.quiet import Busy
 from cuda_l2.measure.rounds import LEAST_ROUNDS, Terms
 from cuda_l2.measure.sampler import Samples
 from cuda_l2.measure.torch_baselines import TorchArm, TorchBaselines
+from cuda_l2.optimizer import Result
 from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Candidate, Gemm
+from cuda_l2.report.tables import print_result
 from cuda_l2.rigs import cpu
+from cuda_l2.search import Progress
 
 GEMM = Gemm(48, 32, 40)
 SLOW = 1.14
@@ -37,7 +40,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_process_of_torchs_that_is_slow_as_long_as_it_lives_is_seen_in_the_interval_alone(
-    pairs: int, rig: Any, monkeypatch: pytest.MonkeyPatch
+    pairs: int, rig: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted, theirs, ours = _CpuRounds.sample, set(), set()
 
@@ -66,6 +69,8 @@ def test_a_process_of_torchs_that_is_slow_as_long_as_it_lives_is_seen_in_the_int
         assert [each._process.poll() for each in theirs] == [None] * pairs, (
             "both protocols have the same ones of torch's"
         )
+    print_result(Result(GEMM, rig.target, Progress(best=trial), {"server": trial}, None))
+    assert f"medians over {pairs} pairs of processes" in " ".join(capsys.readouterr().out.split())
     assert len(ours) == 2 * pairs, "and each has its own of the candidate"
     left = [each for each in theirs if each._process.poll() is None]
     assert left == [rig.baselines], "the others end with the report"
