@@ -9,13 +9,14 @@ import pytest
 import scripted_times
 from clocks import ticking
 from conftest import honest_source
+from test_measure import PAPER_IN_SHORT
 
 from cuda_l2 import tasks
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.cpu_rounds import _CpuRounds
-from cuda_l2.measure.protocols import CPU_PROTOCOLS
+from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.quiet import Busy
-from cuda_l2.measure.rounds import LEAST_ROUNDS, Terms
+from cuda_l2.measure.rounds import LEAST_ROUNDS, Limits, Terms
 from cuda_l2.measure.sampler import Samples
 from cuda_l2.measure.torch_baselines import TorchArm, TorchBaselines
 from cuda_l2.optimizer import Result
@@ -76,11 +77,20 @@ def test_a_process_of_torchs_that_is_slow_as_long_as_it_lives_is_seen_in_the_int
     assert left == [rig.baselines], "the others end with the report"
 
 
-@pytest.mark.parametrize("task", [str(GEMM), "relu:rows=8,columns=32"])
-def test_searches_baselines_alone_and_tasks_have_one_process(pairs: int, task: str, rig: Any) -> None:
+@pytest.mark.parametrize(
+    ("task", "protocol"),
+    [
+        (str(GEMM), CPU_PROTOCOLS["search"]),
+        (str(GEMM), PAPER_IN_SHORT),
+        ("relu:rows=8,columns=32", OFFLINE),
+    ],
+    ids=["search", "paper", "task"],
+)
+def test_searches_the_papers_protocol_baselines_alone_and_tasks_have_one_process(
+    pairs: int, task: str, protocol: Protocol, rig: Any
+) -> None:
     known = tasks.parse(task)
     (candidate,) = default_candidates(known, rig.target)[:1]
-    protocol = CPU_PROTOCOLS["search"] if known.product else OFFLINE
     with Evaluator(known, rig) as evaluator:
         (trial,) = evaluator.evaluate([candidate], protocol)
         assert trial.timing is not None and trial.timing.conditions.pairs is None, trial.reason
@@ -177,8 +187,32 @@ def test_the_interval_over_pairs_covers_what_the_one_over_rounds_does_not() -> N
             found = samples.ratio("torch", "ours")
             hits[processes] += found.low <= 1.0 <= found.high
     assert hits[6] / runs > 0.94 and hits[1] / runs < 0.3
+    samples.add("torch", 0, 99.0)
+    assert samples.ratio("torch", "ours").high < 2.0, "the pair's median counts"
     samples.withdraw(0)
     assert samples.ratio("torch", "ours").low > 0.0, "a pair has other rounds"
     for number in range(6, 30, 6):
         samples.withdraw(number)
     assert samples.ratio("torch", "ours").low == -np.inf, "five pairs leave no 95 % interval"
+
+
+def test_the_time_that_further_processes_took_to_start_is_part_of_the_limit(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, arms, given = ticking(), cpu.CpuBench._arms, list[Terms]()
+
+    def slowly(*asked: Any) -> Any:
+        clock.sleep(4.0)
+        return arms(*asked)
+
+    def measure(kernels: Any, baselines: Any, operands: Any, terms: Terms, timeout_s: float) -> dict[str, Any]:
+        given.append(terms)
+        return {}
+
+    monkeypatch.setattr(cpu, "CLOCK", clock)
+    monkeypatch.setattr(cpu.CpuBench, "_arms", slowly)
+    monkeypatch.setattr(cpu, "measure_cpu", measure)
+    with rig.open(GEMM, 0) as bench:
+        bench.time_kernels({}, OFFLINE, Limits(within_s=10.0))
+        bench.time_kernels({}, OFFLINE)
+    assert [terms.limits.within_s for terms in given] == [pytest.approx(6.0, abs=0.1), np.inf]
