@@ -202,6 +202,7 @@ class Conditions:
     evicted_bytes: int | None = None  # written before every launch, so that caches hold nothing of it
     other_work: BusyCores | None = None
     waited_s: float | None = None  # for other programs to leave the cores alone
+    pairs: int | None = None  # of processes, torch's and the candidate's, where intervals are over several of them
     left_out: dict[str, str] = field(default_factory=dict)  # baselines that cannot be timed, with reasons
     torch_threads: str = ""  # what they do between parallel regions: spin or sleep
     clocks: str = ""  # which clock times what, where arms differ
