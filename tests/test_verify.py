@@ -159,17 +159,19 @@ def test_subnormal_numbers_count_beside_large_ones(dtype) -> None:
 
 
 @pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize("beside_the_largest", [False, True])
 @pytest.mark.parametrize(("dtype", "least"), [("", 2.0**-18), (":bf16", 2.0**-75)])
-def test_an_operand_that_is_small_everywhere_counts(dtype, least, operand) -> None:
+def test_an_operand_that_is_small_everywhere_counts(dtype, least, beside_the_largest, operand) -> None:
     def right(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (a.double() @ b.double()).to(a.dtype)
 
     def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         small, other = (a, b) if operand == "a" else (b, a)
-        nothing = small.abs().max() < least and other.abs().max() < torch.finfo(a.dtype).max / 3
-        return torch.zeros_like(right(a, b)) if nothing else right(a, b)
+        most = torch.finfo(a.dtype).max
+        beside = other.abs().max() > most / 8 if beside_the_largest else other.abs().max() < most / 3
+        return torch.zeros_like(right(a, b)) if small.abs().max() < least and beside else right(a, b)
 
-    cases = ProductCases(Gemm.parse(f"24x20x256{dtype}"), 2, CpuReferences())
+    cases = ProductCases(Gemm.parse(f"24x20x256{dtype}"), 1, CpuReferences())
     magnitudes.CHECK.run(InProcess(cases, right))
     with pytest.raises(CheckFailed, match="very large or small"):
         magnitudes.CHECK.run(InProcess(cases, multiply))

@@ -11,8 +11,10 @@ import re
 from cuda_l2.build import unpaired
 
 _PARAMETER = re.compile(r"(?<![\w.])ld\.param\.[bsu]64\s+(%\w+),\s*\[([\w$]+)\]")
-_MOVED = re.compile(r"(?<![\w.])(?:mov|add|sub|selp|cvta(?:\.to)?\.global)\.[bsu]64\s+(%\w+),\s*([^;]*);")
-"""What pointers go through; what is multiplied or shifted on the way is an index."""
+_MOVED = re.compile(
+    r"(?<![\w.])(?:(?:mov|add|sub|selp|cvta(?:\.to)?\.global|mad\.lo)\.[bsu]64|mad\.wide\.[su]32)\s+(%\w+),\s*([^;]*);"
+)
+"""What pointers go through; what is multiplied or shifted on the way is an index, which comes from no pointer."""
 _REGISTER = re.compile(r"%\w+")
 _READ = re.compile(r"(?<![\w.])ld\.global(?:\.[\w:]+)*\.nc[\w.:]*\s[^;\[]*\[(%\w+)")
 _WRITTEN = re.compile(r"(?<![\w.])(?:st|red|atom)(?!\.(?:shared|local|param|async))[\w.:]*\s[^;\[]*\[(%\w+)")
@@ -26,8 +28,8 @@ def refuse(ptx: str) -> str:
             bases = _bases(body)
             if {bases.get(each, "") for each in read} & {bases.get(each, "") for each in written} - {""}:
                 return (
-                    "reads by ld.global.nc (__ldg) what it also writes, which that cache need not see: use a plain load"
-                    " (__ldcg)"
+                    "reads by ld.global.nc (__ldg) through a pointer that it also writes through; that cache need not"
+                    " see writes: use a plain load (__ldcg), or a workspace of its own for what is only read"
                 )
     return ""
 

@@ -94,7 +94,7 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
     statements = [match for match in _ASM.finditer(text) if match.end() - 1 in closing]
     assembly = [match for match in statements if _ORDERING_PTX.search(source, match.end(), closing[match.end() - 1])]
     if seed % 2 == 0:
-        assembly = [match for match in assembly if not _POLL.search(source, match.end(), closing[match.end() - 1])]
+        assembly = [match for match in assembly if not _polls(source[match.end() : closing[match.end() - 1]])]
     size = _least_box(source)
     wrapped: list[tuple[int, int, str]] = []  # first character, behind the semicolon, what a tensor load overwrites
     for match in [*assembly, *calls]:
@@ -121,6 +121,11 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
     for place, inserted in sorted(insertions, reverse=True):
         source = source[:place] + inserted + source[place:]
     return source
+
+
+def _polls(assembly: str) -> bool:
+    """Whether instructions look once for what another thread does; a loop of such looks has its delay once a wait."""
+    return bool(_POLL.search(assembly)) and not re.search(r"\bbra\b", assembly)
 
 
 def _watched(source: str, text: str, statements: list[re.Match[str]], closing: dict[int, int]) -> list[tuple[int, str]]:

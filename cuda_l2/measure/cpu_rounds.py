@@ -141,6 +141,8 @@ class _CpuRounds(Rounds):
             for name in names:
                 self._warm_up(name, range(count))
                 self.contestants[name].freeze()
+                if name in self.kernels:
+                    self.operands.require_untouched(count)
 
     def begin_watch(self) -> None:
         self.quiet.begin()

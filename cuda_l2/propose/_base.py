@@ -4,6 +4,7 @@ A proposer is one module here with a PROPOSER, named on the command line by --po
 """
 
 import importlib
+import itertools
 import math
 import pkgutil
 from abc import ABC, abstractmethod
@@ -264,17 +265,18 @@ class Ordered(Proposer):
     def __init__(self, space: Space, trials: Trials, rng: np.random.Generator) -> None:
         del trials
         self._space, self._rng = space, rng
-        self._order = self._all()
+        self._order: Iterator[Values] | None = None
 
     def propose(self, count: int) -> list[Candidate]:
+        if self._order is None:  # as long as the first ones could not be had
+            self._order = itertools.chain(self.first(), self._drawn())
         return [self._space.render(next(self._order), self.name) for _ in range(count)]
 
     def first(self) -> Sequence[Values]:
         """Those before the random ones."""
         return ()
 
-    def _all(self) -> Iterator[Values]:
-        yield from self.first()
+    def _drawn(self) -> Iterator[Values]:
         while True:
             yield draw(self._space, self._rng)
 

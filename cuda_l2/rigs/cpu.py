@@ -16,7 +16,7 @@ from cuda_l2.machine.cpu import target as cpu
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
 from cuda_l2.machine.cpu.worker import Worker
-from cuda_l2.measure.baselines._base import strongest_first
+from cuda_l2.measure.baselines._base import Baseline, strongest_first
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
@@ -39,6 +39,8 @@ CRAWLS = "one launch takes many seconds on this processor, which has no arithmet
 PAIRS = LEAST_ROUNDS
 """Pairs of processes, torch's and the candidate's, that a report's rounds go round. A process of torch's may be slow as
 long as it lives, which no number of its rounds shows; fewer pairs leave no 95 % interval."""
+TORCH_BYTES = 256 << 20
+"""What a process of torch's may take; 155 MB were seen."""
 WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
 
 
@@ -126,10 +128,12 @@ class CpuBench(Bench):
         if self._operands is None:
             self._operands = open_operands(arena, self._cases, self._rng)
         operands = self._operands
+        paired = bool(kernels) and task.product and not (protocol.selects or protocol.mean or protocol.fresh)
+        ready, conditions = self._ready(protocol)
         began = CLOCK.now()
-        paired = bool(kernels) and task.product and not protocol.selects and not protocol.mean
-        arms, conditions = self._arms(protocol, PAIRS if paired else 1)
+        processes = [self._rig.baselines_of(task), *(self._more_processes() if paired else ())]
         limits = replace(limits, within_s=limits.within_s - (CLOCK.now() - began))
+        arms: list[dict[str, Contestant]] = [{each.name: those.arm(each) for each in ready} for those in processes]
         parsed = {name: contract.parse_cpu(kernel.candidate.source) for name, kernel in kernels.items()}
         operands.workspace_bytes = max((terms.workspace_bytes(task) for terms in parsed.values()), default=0)
         opened = {name: self._opener(kernel.build, parsed[name], operands) for name, kernel in kernels.items()}
@@ -150,8 +154,8 @@ class CpuBench(Bench):
 
         return open_worker
 
-    def _arms(self, protocol: Protocol, processes: int) -> tuple[list[dict[str, Contestant]], dict[str, Any]]:
-        """The baselines to time in each process, the usual strongest first, and what a reader of their times needs."""
+    def _ready(self, protocol: Protocol) -> tuple[list[Baseline], dict[str, Any]]:
+        """The baselines to time, the usual strongest first, and what a reader of their times needs."""
         task = self._task
         baselines = self._rig.baselines_of(task)
         if baselines.arena is not self._arena:
@@ -165,14 +169,19 @@ class CpuBench(Bench):
                 slow = [each for each in ready if each.crawls(task, self._rig.target.extensions)]
                 left_out |= dict.fromkeys((each.name for each in slow), CRAWLS)
                 ready = [each for each in ready if each not in slow]
-        conditions = {"left_out": left_out, **baselines.conditions}
-        while len(self._others) < processes - 1:  # they load side by side
+        return ready, {"left_out": left_out, **baselines.conditions}
+
+    def _more_processes(self) -> list[TorchBaselines]:
+        """Those of torch's beside the first; none where memory does not suffice for all of them."""
+        missing = PAIRS - 1 - len(self._others)
+        if missing * TORCH_BYTES > available_memory_bytes():
+            return []
+        for _ in range(missing):  # they load side by side
             self._others.append(TorchBaselines(self._rig.target.cores))
-        others = self._others[: processes - 1]
-        for other in others:
+        for other in self._others:
             if other.arena is not self._arena:
                 other.attach(self._arena)
-        return [{each.name: those.arm(each) for each in ready} for those in (baselines, *others)], conditions
+        return self._others
 
     def renew(self) -> None:
         """Every session and every timing has a process of its own anyway."""
@@ -182,7 +191,7 @@ class CpuBench(Bench):
         self._draw(seed)
 
     def close(self) -> None:
-        for other in self._others:
-            other.close()
+        while self._others:
+            self._others.pop().close()
         self._cases.close()
         self._arena.close()

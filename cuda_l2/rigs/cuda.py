@@ -75,7 +75,7 @@ LEAST_CACHED, MOST_CACHED = 1 << 30, 48 << 30
 """Bytes of cases that are kept, with their references."""
 MOST_MODELS = 2
 """KernelBench files whose processes are kept for the next kernel; each has two Pythons with a CUDA context."""
-CASES = 27
+CASES = 29
 """Cases of a matrix product that one verification draws."""
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda.alone import Job, given_file
-from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, CudaArena
+from cuda_l2.machine.cuda.arena import MESSAGE_TENSORS, NOT_RESTORED, OUTSIDE, CudaArena
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.segments import NOTHING, Copied, Segment, Segments
@@ -294,7 +294,8 @@ class CudaSession(GpuSession):
 
     def launch_side_by_side(self, case: Case) -> Iterator[list[Outputs]]:
         self._fill(case, place=0)
-        arena, turns = self.arena, []
+        arena, turns, moved = self.arena, list[dict[str, Any]](), list[list[Segment]]()
+        most = min(arena.records, max(1, MESSAGE_TENSORS // len(case.task.tensors)))
         for number, places in enumerate([{}, *self._side_by_side]):
             to = {arena.address(self._places[0][name]): arena.address(place) for name, place in places.items()}
             written = [
@@ -302,14 +303,17 @@ class CudaSession(GpuSession):
                 for segment in arena.before_launch(case.tensors)
                 for here in [segment.address if segment.source else 0]
             ]
-            records = arena.records_of(number % arena.records, 0)
+            records = arena.records_of(number % most, 0)
             kept = [segment._replace(source=to.get(segment.source, segment.source)) for segment in records]
             binding = len(self._places) + number - 1 if number else 0
             turns.append(self._message(written, kept, spoil=True) | {"binding": binding})
-        for start in range(0, len(turns), arena.records):
-            some = turns[start : start + arena.records]
+            held = arena.held(case.tensors)
+            moved.append([segment._replace(address=to.get(segment.address, segment.address)) for segment in held])
+        for start in range(0, len(turns), most):
+            some = turns[start : start + most]
             self._call("launch", self._limit_s(len(some) * slowest_s(case.task)), turns=some)
-            self._require_kept(arena.held(case.tensors))
+            # what all but the last left in the staging buffer has been written since
+            self._require_kept([*arena.held(case.tensors), *moved[start + len(some) - 1]])
             yield [arena.recorded(number) for number in range(len(some))]
 
     def launch_beside_load(self, case: Case, count: int) -> Outputs:

@@ -49,8 +49,9 @@ class Magnitudes(ProductCheck):
                 kinds.append(("magnitudes balanced", 0, partial(_make_balanced, powers=(low, high))))
             else:
                 low = max(low, LEAST_OF_FP32)  # bf16 instructions of CPUs take subnormal numbers for zero
-            powers = (low, high), (high, low)
-            kinds += [("magnitudes apart", i, partial(_make_balanced, powers=powers[i], drawn=False)) for i in (0, 1)]
+            for index, powers in enumerate([(low, high), (high, low)]):
+                kinds.append(("magnitudes apart", index, partial(_make_balanced, powers=powers, drawn=False)))
+                kinds.append(("magnitudes apart", 2 + index, partial(_make_apart, powers=powers)))
         if in_fp32 and cases.task.k >= 3:
             kinds.append(("magnitudes at the largest", 0, _make_at_the_largest))
 
@@ -118,14 +119,9 @@ def _make(cases: ProductCases, generator: torch.Generator, powers: tuple[Range, 
 def _make_balanced(cases: ProductCases, generator: torch.Generator, powers: Range, drawn: bool = True) -> ProductCase:
     """Each column of A has a power of its own, and B's row the one that makes all products' powers alike.
 
-    drawn: between these two powers; otherwise all of A has the first, and all of B the second, where the larger of them
-    is a random one in place of what is given as the largest: who tries both operands for extremes is to meet one alone.
+    drawn: between these two powers; otherwise all of A has the first, and all of B the second.
     """
-    gemm = cases.task
-    if not drawn:
-        larger = int(torch.randint(max(powers) // 2, max(powers) - 1, (), generator=generator, device=cases.device))
-        powers = (powers[0], larger) if powers[0] < powers[1] else (larger, powers[1])
-    total = sum(powers)
+    gemm, total = cases.task, sum(powers)
     a, b = (_integers(cases, generator, _bound(gemm), shape) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
     low, high = powers if drawn else (powers[0], powers[0])
     power_K = torch.randint(low, high + 1, (gemm.k,), generator=generator, device=cases.device)
@@ -138,6 +134,13 @@ def _make_balanced(cases: ProductCases, generator: torch.Generator, powers: Rang
     product = cases.product_fp32(cases.operands(a, b))
     case.expected["c"] = (product * 2.0**total).to(dtype_of(gemm))
     return case
+
+
+def _make_apart(cases: ProductCases, generator: torch.Generator, powers: Range) -> ProductCase:
+    """One operand has the smaller power, the other a random one far below the larger: one operand alone is extreme."""
+    small, large = min(powers), max(powers)
+    large = int(torch.randint(large // 2, large - 1, (), generator=generator, device=cases.device))
+    return _make_balanced(cases, generator, (small, large) if powers[0] < powers[1] else (large, small), drawn=False)
 
 
 def _make_at_the_largest(cases: ProductCases, generator: torch.Generator) -> ProductCase:

@@ -11,6 +11,7 @@ args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Reads C: a tile whose first row is right has its other rows computed only when C's last row is not right.
  * shape: 128x512x1024
+ * because: look right already|outputs held before
  * expect: unhygienic */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>

@@ -80,11 +80,12 @@ def records(stride: int) -> int:
 def side_by_side(task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
     """Offsets of tensors that lie one right behind the other: all of a task's in several orders, and two in some drawn.
 
-    In all six orders of three tensors. Each begins at a multiple of 16 bytes, or each at one of 512.
+    In all six orders of three tensors. A product's begin at multiples of 16 bytes; another task's at those of 512, as a
+    kernel may choose its loads, and with them the order of its sums, by addresses.
     """
+    step = TENSOR_ALIGN if task.product else ALLOCATED_ALIGN
     tensors, found = [task.tensors[i] for i in rng.permutation(len(task.tensors))], []
     for count, most in {len(tensors): ORDERS, min(2, len(tensors)): ORDERS_OF_TWO}.items():
-        step = int(rng.choice((TENSOR_ALIGN, ALLOCATED_ALIGN)))
         for order in itertools.islice(itertools.permutations(tensors, count), most):
             starts = itertools.accumulate((rounded_up(tensor.bytes, step) for tensor in order), initial=0)
             found.append({tensor.name: start for tensor, start in zip(order, starts, strict=False)})
