@@ -54,6 +54,11 @@ class Interval:
     def relative_halfwidth(self) -> float:
         return (self.high - self.low) / 2 / abs(self.estimate) if self.estimate else math.inf
 
+    def text(self, form: str, unit: str = "") -> str:
+        """The estimate, and its bounds where samples were enough, as in 1.02x [1.01, 1.03]."""
+        known = math.isfinite(self.low) and math.isfinite(self.high)
+        return f"{self.estimate:{form}}{unit}" + (f" [{self.low:{form}}, {self.high:{form}}]" if known else "")
+
 
 class BuildStatus(enum.StrEnum):
     BUILT = "built"
@@ -197,6 +202,7 @@ class Conditions:
     evicted_bytes: int | None = None  # written before every launch, so that caches hold nothing of it
     other_work: BusyCores | None = None
     waited_s: float | None = None  # for other programs to leave the cores alone
+    pairs: int | None = None  # of processes, torch's and the candidate's, where intervals are over several of them
     left_out: dict[str, str] = field(default_factory=dict)  # baselines that cannot be timed, with reasons
     torch_threads: str = ""  # what they do between parallel regions: spin or sleep
     clocks: str = ""  # which clock times what, where arms differ

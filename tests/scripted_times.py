@@ -16,6 +16,7 @@ from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Timing
 from cuda_l2.report import live
+from cuda_l2.rigs import cpu as cpu_rig
 from cuda_l2.rigs.cpu import CpuBench
 from cuda_l2.system.native import compiled
 from cuda_l2.verify import _cpu
@@ -84,6 +85,7 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
 
     replace(live, "TICK_S", NEVER_S)
     replace(cpu_rounds, "Quiet", AlwaysQuiet)
+    replace(cpu_rig, "PAIRS", 1)  # a process of torch's takes a second to start; tests of several ask for them
     replace(cpu_rounds, "MOST_EVICTED", 1 << 20)  # scripted seconds do not depend on what the caches hold
     replace(_cpu, "ROW_S", math.inf)  # in every slot, however long a launch takes here
     replace(_CpuRounds, "sample", sample)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cuda_l2.propose._adam import Adam
+from cuda_l2.propose._grpo import Adam
 
 
 def step(network: nn.Module, optimizer: Adam | torch.optim.Optimizer, inputs: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from waiting import CLI, interrupt_when, kill_when
 from cuda_l2 import optimizer
 from cuda_l2.measure.baselines import torch_cpu
 from cuda_l2.measure.baselines._base import named, product_baselines
-from cuda_l2.measure.protocols import OFFLINE
+from cuda_l2.measure.protocols import CPU_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import (
     Accumulate,
@@ -38,8 +38,7 @@ from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_summary import cases, ratios, summary
 from cuda_l2.report.live import duration
 from cuda_l2.runs.grid import LEAST_OF_BUCKET, bucket, bucket_name, log2_mnk, read_grid, sample, shuffled
-from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Measurement, ResultsFile, set_aside
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Header, Measurement, ResultsFile, set_aside
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.runs.sweep import Sweep
 from cuda_l2.search import search
@@ -488,7 +487,7 @@ def test_the_least_time_of_a_grid_counts_launches_at_the_peak_and_leaves_out_wha
         (short_s, one), (long_s, _), (none_s, none) = (sweep.least_s([g], results) for g in (small, large, huge))
         launch_s = sweep.rig.target.bound_us(large) * 1e-6
     assert (one, none, none_s) == (1, 0, 0) and 1 < short_s < 2
-    assert long_s == pytest.approx(1 + OFFLINE.min_rounds * 2 * launch_s)
+    assert long_s == pytest.approx(1 + CPU_PROTOCOLS["offline"].min_rounds * 2 * launch_s)
 
 
 def test_parts_measured_apart_make_one_table(tmp_path) -> None:

@@ -43,8 +43,7 @@ from cuda_l2.report.arms import arms_of
 from cuda_l2.rigs import Request, open_rig
 from cuda_l2.runs import settings
 from cuda_l2.runs.grid import chosen, log2_mnk, read_grid, sample
-from cuda_l2.runs.results import RESULTS, KernelFigures, Measurement, ResultsFile
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import RESULTS, Header, KernelFigures, Measurement, ResultsFile
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.runs.sweep import Sweep
 from cuda_l2.system.errors import EndOfRunError, MachineError, UserError

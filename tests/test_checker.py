@@ -17,9 +17,8 @@ from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.optimizer import Optimizer, Settings
-from cuda_l2.review.cheats import Cheats, default_folders
 from cuda_l2.review.checker import open_checker
-from cuda_l2.review.model_checker import read_opinion, without_comments
+from cuda_l2.review.model_checker import Cheats, default_folders, read_opinion, without_comments
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.search import Scope, search
 from cuda_l2.system.errors import UserError

@@ -144,7 +144,7 @@ def test_who_knows_other_tasks_guesses_better_than_who_does_not(world, tasks) ->
 
 def test_nearest_begins_with_what_was_best_on_the_same_task(world, tasks, space) -> None:
     twin = recorded_space(world, space.task)
-    (candidate,) = NearestProposer(space, np.random.default_rng(0), [twin]).propose(1)
+    (candidate,) = NearestProposer(space, list, np.random.default_rng(0), [twin]).propose(1)
     values = space.inner.whole(candidate.family, tuple(value for _, value in candidate.schedule))
     assert values == min(space.by_values, key=slowness(space).__getitem__)
 

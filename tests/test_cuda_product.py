@@ -16,9 +16,10 @@ from cuda_cheats import all_cheats
 from fake_gpu import L2_BYTES, SMS, WorkerProcess, Workers, fake_gpu, memory  # noqa: F401 - a fixture
 
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.machine.cuda import windows
 from cuda_l2.machine.cuda import worker_main as cuda_worker_main
 from cuda_l2.machine.cuda.arena import OUTSIDE, CudaArena
-from cuda_l2.machine.cuda.windows import ORDERS, PRODUCT_WINDOWS, Sharing
+from cuda_l2.machine.cuda.windows import ORDERS, ORDERS_OF_TWO, PRODUCT_WINDOWS, Sharing
 from cuda_l2.measure.baselines._base import LibraryProduct
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.product_memory import ProductMemory, other_layout
@@ -182,15 +183,20 @@ def test_a_kernel_that_is_wrong_for_one_operand_is_found(parts: Any, monkeypatch
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations("abc"), *itertools.permutations("abc", 2)], ids="".join)
-def test_a_kernel_that_is_wrong_where_tensors_lie_side_by_side_is_found(parts: Any, order: Sequence[str]) -> None:
+def test_a_kernel_that_is_wrong_where_tensors_lie_side_by_side_is_found(
+    parts: Any, order: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "ORDERS_OF_TWO", 6)  # two are drawn
     bytes_of = {tensor.name: tensor.bytes for tensor in GEMM.tensors}
 
     def wrong_side_by_side(pointers: Mapping[str, int]) -> None:
         honest(pointers)
-        behind = [pointers[one] + bytes_of[one] == pointers[two] for one, two in itertools.permutations("abc", 2)]
-        if sum(behind) == len(order) - 1 and all(
-            pointers[one] + bytes_of[one] == pointers[two] for one, two in itertools.pairwise(order)
-        ):
+        behind = {
+            (one, two)
+            for one, two in itertools.permutations("abc", 2)
+            if pointers[one] + bytes_of[one] == pointers[two]
+        }
+        if behind == set(itertools.pairwise(order)):
             halves(pointers["c"], GEMM.m, GEMM.n)[5, 7] += 1
 
     workers, candidate, build = parts(wrong_side_by_side)
@@ -240,7 +246,7 @@ def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monke
         verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
     assert verdict.status == "correct", (verdict.check, verdict.reason)
     assert {spoil for spoil, _ in met} == {True, False}
-    assert {place for _, place in met} == set(range(PRODUCT_WINDOWS**2 + 2 * ORDERS))
+    assert {place for _, place in met} == set(range(PRODUCT_WINDOWS**2 + ORDERS + ORDERS_OF_TWO))
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])

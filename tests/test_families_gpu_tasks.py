@@ -30,10 +30,9 @@ from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.propose._base import FamilySpace, draw
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation, VerdictStatus
-from cuda_l2.runs.task_bench import read_tasks
+from cuda_l2.runs.task_bench import read_tasks, sample
 from cuda_l2.tasks._base import LARGER, SMALLER, definition
 from cuda_l2.tasks.cases import OwnCases
-from cuda_l2.tasks.sample import sample
 from cuda_l2.tasks.tolerance import bounds
 from cuda_l2.tasks.values import Distribution
 from cuda_l2.verify.shapes import tried

@@ -13,9 +13,8 @@ from cuda_l2.build.cuda import build_all
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Schedule, families_for
-from cuda_l2.families._sm80_model import conflicts
 from cuda_l2.families._sm80_space import CHOICES, SPARE_SHARED_BYTES
-from cuda_l2.families.sm80_gemm import FAMILY
+from cuda_l2.families.sm80_gemm import FAMILY, conflicts
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.propose._base import space_for
 from cuda_l2.records import BuildStatus, Gemm

@@ -9,8 +9,7 @@ from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.report import library
 from cuda_l2.report.grid import rows
 from cuda_l2.report.grid_summary import summary
-from cuda_l2.runs.results import KernelFigures, Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import Header, KernelFigures, Measurement
 
 BASELINES = {"cuBLASLt-AutoTuning NN": 12.0, "cuBLASLt-AutoTuning TN": 10.0, "cuBLAS NN": 30.0}
 TIMES = {

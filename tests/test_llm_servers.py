@@ -15,8 +15,8 @@ from cuda_l2.archive import Archive
 from cuda_l2.llm import completions
 from cuda_l2.llm._base import Message, Outcome, open_model
 from cuda_l2.llm.client import Client, Question
+from cuda_l2.llm.completions import Limits, limits_in
 from cuda_l2.llm.exchanges import ExchangeLog
-from cuda_l2.llm.limits import Limits, limits_in
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._answer import Fault, parse_answer
 from cuda_l2.propose._llm import LlmProposer

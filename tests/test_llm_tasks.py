@@ -25,9 +25,8 @@ from cuda_l2.propose._references import query
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
 from cuda_l2.tasks import describe
 from cuda_l2.tasks._base import definitions
-from cuda_l2.tasks.reference_text import reference_text
 from cuda_l2.tasks.values import Distribution
-from cuda_l2.tasks.words import tolerance_words
+from cuda_l2.tasks.words import reference_text, tolerance_words
 
 SOFTMAX = "softmax:rows=8,columns=64"
 HONEST = (Path(__file__).with_name("task_cheats") / "honest_softmax.c").read_text()

@@ -190,7 +190,7 @@ def test_a_shape_that_takes_longer_than_the_budget_says_so_beforehand(optimized:
 
 def test_the_words_of_a_plan() -> None:
     said = str(plan(60.0, 1.3e-3, [OFFLINE, SERVER]))
-    assert said == "60 s to prepare and search, then at most 30 s to compare and report the best"
+    assert said == "60 s to prepare and search, then at most 35 s to compare and report the best"
     assert plan(60.0, 1.3e-3, [PAPER]).report_s >= 40.0 + plan(60.0, 1.3e-3, [OFFLINE]).report_s - 5.0
     unlimited = plan(60.0, 1e-6, [OFFLINE], limited=False)
     assert "sanitizers have no time limit" in str(unlimited) and unlimited.most_s == math.inf

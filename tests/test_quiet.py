@@ -123,6 +123,19 @@ def test_cores_that_exchange_data_more_slowly_disturb(machine: Any, monkeypatch:
     assert watch.disturbed() == "" and not asked, "one core has none to exchange with"
 
 
+def test_a_spell_as_long_as_a_timing_is_not_what_is_usual_after_a_search(machine: Any, monkeypatch) -> None:
+    clock, exchange_s = ticking(1e-9), [3e-4]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 6})
+    monkeypatch.setattr(quiet, "_exchange", lambda: lambda *asked: clock.sleep(exchange_s[0]) or 0)
+    watch = Quiet(clock, 1.0)
+    for times, says in ((1.0, ""), (3.6, "3.6 times"), (2.6, "")):  # as of 110 ns, in a spell, and at most without one
+        exchange_s[0] = 3e-4 * times
+        for _ in range(100):  # rounds
+            watch.begin()
+            why = watch.disturbed()
+            assert why == f"two cores took {says} as long as before to exchange data" if says else why == ""
+
+
 def test_two_cores_exchange_a_line_and_this_thread_may_run_everywhere_again() -> None:
     cores = sorted(os.sched_getaffinity(0))
     assert quiet._exchange()(cores[0], cores[-1], 10) == 0
@@ -210,7 +223,7 @@ def test_only_waits_while_a_sample_runs_count_those_of_the_judge_too(
     arena = SimpleNamespace(read=read.append)
     operands = SimpleNamespace(slots=4, fresh_processes=False, check=lambda *given, **how: 0.0, arena=arena, **nothing)
     terms = Terms(SEARCH, np.random.default_rng(0), clock=ticking())
-    rounds = cpu_rounds._CpuRounds(operands, {"library": arm}, {}, terms, 60.0)
+    rounds = cpu_rounds._CpuRounds(operands, [{"library": arm}], {}, terms, 60.0)
     assert scripted_times.REAL["sample"](rounds, "library", 2) == 0.002
     assert says in rounds.disturbed() and bool(says) == bool(rounds.disturbed())
     assert read == [2], "what its launches meet was brought into caches once"
@@ -228,7 +241,7 @@ def test_caches_of_every_core_are_pushed_out_where_the_protocol_says_so(protocol
 
     monkeypatch.setattr(cpu_rounds, "_on_core", on_core)
     terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
-    rounds = cpu_rounds._CpuRounds(SimpleNamespace(slots=4), {"library": Spinning(0.0)}, {}, terms, 60.0)
+    rounds = cpu_rounds._CpuRounds(SimpleNamespace(slots=4), [{"library": Spinning(0.0)}], {}, terms, 60.0)
     rounds._evict()
     assert wrote == dict.fromkeys(os.sched_getaffinity(0) if protocol.evict else (), True)
     assert rounds.evicted.all()

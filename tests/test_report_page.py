@@ -27,8 +27,7 @@ from cuda_l2.report.page import patterns, published, searchers, whole
 from cuda_l2.report.page.reading import read
 from cuda_l2.report.page.studies import MAX, by_size, comparisons, headline, label, ratios, spread, studies
 from cuda_l2.runs.comparison import Curve
-from cuda_l2.runs.results import KernelFigures, Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import Header, KernelFigures, Measurement
 from cuda_l2.system.errors import UserError
 
 ROOT = Path(__file__).parents[1]

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from cuda_l2.families._base import families_for
-from cuda_l2.library.choose import choose
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, PoolRow, joined
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.runs.selection import Case, select, summary, table
+from cuda_l2.runs.selection import Case, choose, select, summary, table
 from cuda_l2.runs.survey import Arm, Record
 
 NAN = math.nan

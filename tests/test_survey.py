@@ -18,7 +18,7 @@ from cuda_l2.library.table import COLD, PLAIN, PoolRow, Row, pool_of, read_pool,
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.quick import as_dependent
 from cuda_l2.records import Accumulate, Gemm, Layout, from_json
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import Header
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import KNOWN_WITHIN, Shortlist, default_pool
 from cuda_l2.runs.survey import BUILDS, KIND, TIMES, Arm, Record, Survey, Times

@@ -24,8 +24,7 @@ from cuda_l2.report.page import plots
 from cuda_l2.report.page.parts import Code, Section, Table, Text
 from cuda_l2.report.watch import terminal
 from cuda_l2.report.watch.watcher import DRAWN_EVERY_S, EVERY_S, Watcher
-from cuda_l2.runs.results import Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import Header, Measurement
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.running import RunningFile, running
 

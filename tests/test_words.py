@@ -14,8 +14,7 @@ from cuda_l2.records import Arm, Candidate, Conditions, Gemm, Interval, Timing, 
 from cuda_l2.report.bench import markdown, print_shapes
 from cuda_l2.report.live import describe
 from cuda_l2.report.tables import print_known, print_result, print_trial
-from cuda_l2.runs.results import Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import Header, Measurement
 from cuda_l2.search import Progress
 
 GEMM = Gemm(48, 32, 40)

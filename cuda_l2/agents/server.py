@@ -162,10 +162,7 @@ class Server(MCPServer):
         return await self._jobs.run(lambda workshop: workshop.best(task), context)
 
     async def exemplars(
-        self,
-        context: Context,
-        count: Annotated[int, Field(ge=1, le=MOST_EXEMPLARS)] = 2,
-        task: Task = "",
+        self, context: Context, count: Annotated[int, Field(ge=1, le=MOST_EXEMPLARS)] = 2, task: Task = ""
     ) -> str:
         """Scored kernels of earlier searches and submissions, of distinct speeds, and what failed lately."""
         return await self._jobs.run(lambda workshop: workshop.exemplars(task, count), context)
@@ -196,10 +193,7 @@ class Server(MCPServer):
             transport_security=security, max_request_body_size=MAX_MESSAGE_BYTES, max_sessions=MOST_SESSIONS
         )
         config = uvicorn.Config(
-            WithToken(app, token),
-            log_level="critical",
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=1,
+            WithToken(app, token), log_level="critical", limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=1
         )
         await uvicorn.Server(config).serve([listening])
 

@@ -44,27 +44,24 @@ def build(candidate: Candidate, target: CpuTarget) -> Build:
     found = cache.find(folder)
     if found:
         return found
-    try:
-        with scratch.folder() as work:
-            status, reason, log = _compile(candidate, target, work)
-            result = Build(
-                candidate_id=candidate.id,
-                status=status,
-                reason=reason,
-                log=log[-20_000:],
-                artifact=str(folder / "kernel.so") if status is BuildStatus.BUILT else "",
-                compiler=target.compiler_version,
-                sandbox=str(sandbox.kind()),
-                seconds=time.perf_counter() - start,
-            )
-            if status is not BuildStatus.TIMED_OUT:  # a slow machine is not a property of the source
-                for name in ("expanded.i", "kernel.s"):
-                    (work / name).unlink(missing_ok=True)
-                shutil.rmtree(work / ".root", ignore_errors=True)
-                cache.publish(work, folder, result)
-            return result
-    except OSError as error:
-        raise scratch.unwritable(error) from None
+    with scratch.writing(), scratch.folder() as work:
+        status, reason, log = _compile(candidate, target, work)
+        result = Build(
+            candidate_id=candidate.id,
+            status=status,
+            reason=reason,
+            log=log[-20_000:],
+            artifact=str(folder / "kernel.so") if status is BuildStatus.BUILT else "",
+            compiler=target.compiler_version,
+            sandbox=str(sandbox.kind()),
+            seconds=time.perf_counter() - start,
+        )
+        if status is not BuildStatus.TIMED_OUT:  # a slow machine is not a property of the source
+            for name in ("expanded.i", "kernel.s"):
+                (work / name).unlink(missing_ok=True)
+            shutil.rmtree(work / ".root", ignore_errors=True)
+            cache.publish(work, folder, result)
+        return result
 
 
 def link(candidate: Candidate, target: CpuTarget, helper: Path, work: Path) -> str:

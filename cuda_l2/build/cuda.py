@@ -44,19 +44,16 @@ def build_all(candidates: Sequence[Candidate], target: CudaTarget) -> list[Build
     distinct = dict(zip(entries, candidates, strict=True))
     builds: dict[Path, Build] = {}
     waiting: list[_Compiled] = []
-    try:
-        with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, target.cores)) as pool:
-            attempts = pool.map(lambda entry: _compile(distinct[entry], entry, target, tools), distinct)
-            for entry, attempt in zip(distinct, attempts, strict=True):
-                if isinstance(attempt, Build):
-                    builds[entry] = attempt
-                else:
-                    waiting.append(attempt)
-            groups = [waiting[i : i + GROUP] for i in range(0, len(waiting), GROUP)]
-            for judged in pool.map(lambda group: _judge(group, target, tools), groups):
-                builds |= judged
-    except OSError as error:
-        raise scratch.unwritable(error) from None
+    with scratch.writing(), concurrent.futures.ThreadPoolExecutor(max_workers=max(1, target.cores)) as pool:
+        attempts = pool.map(lambda entry: _compile(distinct[entry], entry, target, tools), distinct)
+        for entry, attempt in zip(distinct, attempts, strict=True):
+            if isinstance(attempt, Build):
+                builds[entry] = attempt
+            else:
+                waiting.append(attempt)
+        groups = [waiting[i : i + GROUP] for i in range(0, len(waiting), GROUP)]
+        for judged in pool.map(lambda group: _judge(group, target, tools), groups):
+            builds |= judged
     return [
         replace(builds[entry], candidate_id=candidate.id) for entry, candidate in zip(entries, candidates, strict=True)
     ]

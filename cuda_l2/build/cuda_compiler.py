@@ -246,15 +246,13 @@ class Server:
 def _make_folder() -> Path:
     """A server's own folder under the cache, named for this process. What dead processes left goes first."""
     parent = paths.cache_dir() / "servers"
-    try:
+    with scratch.writing():
         parent.mkdir(parents=True, exist_ok=True)
         for folder in parent.iterdir():
             owner = folder.name.split("-")[0]
             if owner.isdigit() and not Path("/proc", owner).exists():
                 shutil.rmtree(folder, ignore_errors=True)
         return Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
-    except OSError as error:
-        raise scratch.unwritable(error) from None
 
 
 def _result(folder: Path, status: int, seconds: float) -> Compiled:

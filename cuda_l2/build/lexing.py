@@ -22,9 +22,7 @@ DIRECTIVES = frozenset(
 # unterminated comments and strings end where the text or the line does, so no position is scanned twice
 C_TOKEN = re.compile(r'/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*|"(?:\\[^\n]|[^"\\\n])*"?|\'(?:\\[^\n]|[^\'\\\n])*\'?')
 """Comments, strings and character constants of C."""
-CPP_TOKEN = re.compile(
-    r"[^\W\d]\w*|\.?[0-9](?:[eEpP][+-]|'?\w|\.)*|" + C_TOKEN.pattern,
-)
+CPP_TOKEN = re.compile(r"[^\W\d]\w*|\.?[0-9](?:[eEpP][+-]|'?\w|\.)*|" + C_TOKEN.pattern)
 """The same of C++14 and later, and words and numbers: the quotes in 1'000'000 open nothing."""
 
 

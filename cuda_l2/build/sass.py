@@ -30,15 +30,12 @@ def disassemble(words: Iterable[bytes], arch: str, nvdisasm: Path) -> dict[bytes
     command = [str(nvdisasm), "--no-dataflow", "--binary", arch.replace("sm_", "SM"), "words"]
     shell = ["/bin/sh", "-c", 'exec "$@" > text', "sh", *command]
     reads = [] if str(nvdisasm).startswith("/usr/") else [nvdisasm.parent]
-    try:
-        with scratch.folder() as work:
-            (work / "words").write_bytes(b"".join(distinct))
-            done = sandbox.run(sandbox.wrap(shell, work, LIMITS, reads=reads), TIMEOUT_S, cwd=work)
-            if done.status != 0:
-                raise SassError(f"nvdisasm: {(done.output.strip().splitlines() or ['no answer'])[0][:200]}")
-            lines = _LINE.findall((work / "text").read_text())
-    except OSError as error:
-        raise scratch.unwritable(error) from None
+    with scratch.writing(), scratch.folder() as work:
+        (work / "words").write_bytes(b"".join(distinct))
+        done = sandbox.run(sandbox.wrap(shell, work, LIMITS, reads=reads), TIMEOUT_S, cwd=work)
+        if done.status != 0:
+            raise SassError(f"nvdisasm: {(done.output.strip().splitlines() or ['no answer'])[0][:200]}")
+        lines = _LINE.findall((work / "text").read_text())
     if [int(offset, 16) for offset, _ in lines] != list(range(0, WORD_BYTES * len(distinct), WORD_BYTES)):
         raise SassError(f"nvdisasm read {len(lines)} of {len(distinct)} instructions")
     return dict(zip(distinct, (text for _, text in lines), strict=True))

@@ -19,12 +19,7 @@ BEST = "best"
 
 
 def command(
-    kernel: str,
-    shape: str,
-    /,
-    *,
-    archive: Place | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
+    kernel: str, shape: str, /, *, archive: Place | None = None, json: Annotated[bool, Parameter(negative=())] = False
 ) -> None:
     """Verify and time a CUDA kernel, then read the GPU's counters during a launch with Nsight Compute.
 

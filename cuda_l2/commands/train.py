@@ -31,6 +31,8 @@ ON_ALL, ON_PRODUCTS = "general-rl", "hgemm-rl"
 """The stage that takes all tasks of our own where none is named, and the one that takes matrix products alone."""
 RESUMABLE = ("save_every", "checkpoints")
 """Settings that may change when an interrupted run goes on."""
+COEFFICIENTS = ("alpha", "beta", "unbuildable", "incorrect", "smoothing_clip")
+"""Settings of a stage with rewards that are the rewards' own."""
 WORLDS = ("world", "held_out")
 """Options of the stage that learns from recorded worlds."""
 
@@ -183,9 +185,9 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
     if not settings.data:
         made = "cuda-l2 corpus" if stage.stage == "pretrain" else "cuda-l2 collect"
         raise UserError(f"--data is missing: the folder of a dataset, as `{made}` writes it, or a file")
-    from cuda_l2.corpus import training_data
+    from cuda_l2.corpus import dataset
 
-    texts = training_data.texts(settings.data) if stage.stage == "pretrain" else []
+    texts = dataset.texts(settings.data) if stage.stage == "pretrain" else []
     conversations = _conversations(settings.data) if stage.stage == "sft" else []
     _require_packages()
     from cuda_l2.learn.run import Run
@@ -246,14 +248,7 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
         if stage.rl is None:
             SelfSupervision(wanted, stage, rig, archive, questions, _say).train(settings.model, run, others)
             return
-        rl = stage.rl
-        rewards = RewardSettings(
-            alpha=rl.alpha,
-            beta=rl.beta,
-            unbuildable=rl.unbuildable,
-            incorrect=rl.incorrect,
-            smoothing_clip=rl.smoothing_clip,
-        )
+        rewards = RewardSettings(**{name: getattr(stage.rl, name) for name in COEFFICIENTS})
         with _judges(settings, rig, wanted) as judges, Judge(rig, archive, rewards, stage.stage, judges) as judge:
             contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
 
@@ -313,9 +308,9 @@ def _require_packages() -> None:
 
 
 def _conversations(folders: Sequence[Path]) -> list[list[dict[str, str]]]:
-    from cuda_l2.corpus import training_data
+    from cuda_l2.corpus import dataset
 
-    read = training_data.conversations(folders)
+    read = dataset.conversations(folders)
     if read.unanswered:
         many = counted(len(read.unanswered), "conversation")
         _say(f"{many} without an answer at the end skipped, the first in {read.unanswered[0]}")

@@ -14,11 +14,7 @@ NICE = 19
 
 
 def command(
-    path: Path | None = None,
-    /,
-    *,
-    terminal: Annotated[bool, Parameter(negative=())] = False,
-    port: int | None = None,
+    path: Path | None = None, /, *, terminal: Annotated[bool, Parameter(negative=())] = False, port: int | None = None
 ) -> None:
     """Follow a running search, table or training by its files, as a local page. The run does not notice.
 

@@ -17,6 +17,8 @@ from cuda_l2.contract.expressions import ContractError, evaluate
 from cuda_l2.contract.fields import Fields
 from cuda_l2.records import Task
 
+__all__ = ["ContractError", "CpuContract", "CudaContract", "Interface", "evaluate"]  # of this folder's modules
+
 _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
 
@@ -100,21 +102,3 @@ def _match(source: str) -> re.Match[str]:
     if not match:
         raise ContractError("the source does not begin with a /* cuda-l2 ... */ comment that states its contract")
     return match
-
-
-__all__ = [
-    "ContractError",
-    "CpuContract",
-    "CudaContract",
-    "Interface",
-    "code",
-    "declares_constant",
-    "evaluate",
-    "kernel_id",
-    "parse",
-    "parse_cpu",
-    "parse_cuda",
-    "plan_cuda",
-    "states_contract",
-    "target_of",
-]

@@ -36,11 +36,7 @@ def _tokens(text: str) -> tuple[str, ...]:
 class _Expression:
     """Recursive descent over: sum = product {(+|-) product}; product = atom {(*|/|%) atom}."""
 
-    functions: Mapping[str, Callable[[int, int], int]] = {
-        "min": min,
-        "max": max,
-        "cdiv": lambda a, b: -(-a // b),
-    }
+    functions: Mapping[str, Callable[[int, int], int]] = {"min": min, "max": max, "cdiv": lambda a, b: -(-a // b)}
     max_depth = 40
 
     def __init__(self, text: str, names: Mapping[str, int]) -> None:

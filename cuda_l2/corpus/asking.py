@@ -7,7 +7,7 @@ from pathlib import Path
 from cuda_l2.llm._base import Message, Outcome
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange
-from cuda_l2.llm.templates import read_template
+from cuda_l2.propose._prompt import read_template
 from cuda_l2.system.errors import UserError
 
 CODE = "{code}"

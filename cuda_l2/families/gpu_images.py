@@ -42,11 +42,7 @@ class GpuImages(gpu.GpuTaskFamily):
             out=("(height - 1) / 2 + 1", "(width - 1) / 2 + 1"),
         ),
         "average_pool2d": Windowed(
-            1,
-            (PLANES, "batch channels height/2 width/2"),
-            window=2,
-            stride=2,
-            out=("height / 2", "width / 2"),
+            1, (PLANES, "batch channels height/2 width/2"), window=2, stride=2, out=("height / 2", "width / 2")
         ),
         "conv2d_depthwise": Windowed(2, (PLANES, "channels 1 5 5", PLANES), window=5),
         "causal_depthwise_conv1d": Windowed(

@@ -18,7 +18,7 @@ class GpuTranspose(gpu.GpuTaskFamily):
     name = "gpu_transpose"
     choices = (gpu.VEC, TILE, gpu.THREADS, gpu.LOAD, gpu.STORE)
     table: ClassVar[Mapping[str, gpu.Computed]] = {
-        "transpose_add": gpu.Computed(0, ("rows columns", "columns rows", "rows columns")),
+        "transpose_add": gpu.Computed(0, ("rows columns", "columns rows", "rows columns"))
     }
 
     def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -98,7 +99,14 @@ class Persistent(_sm90.HopperFamily):
         return True
 
     def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
-        return _estimate_us(Tile(*(chosen[name] for name in Tile._fields)), gemm, target)
+        """A rough model of a launch without clusters, tuned on 50,000 timings on one H200."""
+        _, swap, pingpong, bm, bn = (chosen[name] for name in Tile._fields)
+        x, y = _sm90.sides(gemm, swap)
+        rounds = cdiv(cdiv(x.rows, bm) * cdiv(y.rows, bn), target.sms)
+        multiply = max(bn / 2, 16 + bn / 4) * bm / 16 / 1600  # microseconds for 64 of K, at 1600 clocks each
+        load = (bm + bn) * 128 / 100e3
+        store = (0.6 if pingpong else 1.2) * bm * bn / 32768
+        return 2 + rounds * (gemm.k / 64 * max(multiply, load) + store + 0.2)
 
     def launches(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> list[dict[str, int]]:
         walks = ((0, 4), (1, 4), (0, 1), (0, 8), (1, 8), (0, 16), (0, 2), (1, 16), (1, 1), (1, 2))
@@ -110,8 +118,11 @@ class Persistent(_sm90.HopperFamily):
         tiles = _tiles(gemm, target)
         usual = [tile for tile in tiles if (tile.ACC, tile.SWAP, tile.PINGPONG) == (tiles[0].ACC, 0, 1)] or tiles
         common = [tile for tile in usual if (tile.BM, tile.BN) in COMMON] or usual
-        first = sorted(common, key=lambda tile: _estimate_us(tile, gemm, target))
-        rest = sorted(set(tiles) - set(common), key=lambda tile: _estimate_us(tile, gemm, target))
+
+        def modelled(some: Iterable[Tile]) -> list[Tile]:
+            return sorted(some, key=lambda tile: self.estimate_us(gemm, target, tile._asdict()))
+
+        first, rest = modelled(common), modelled(set(tiles) - set(common))
         return [self._completed(tile, gemm, target) for tile in [*first, *rest][:count]]
 
     def _completed(self, tile: Tile, gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
@@ -203,17 +214,6 @@ def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
             if aligned and many and little and _stages(chosen, target):
                 found.append(Tile(acc, swap, pingpong, bm, bn))
     return tuple(found)
-
-
-def _estimate_us(tile: Tile, gemm: Gemm, target: CudaTarget) -> float:
-    """A rough model of a launch without clusters, tuned on 50,000 timings on one H200."""
-    _, swap, pingpong, bm, bn = tile
-    x, y = _sm90.sides(gemm, swap)
-    rounds = cdiv(cdiv(x.rows, bm) * cdiv(y.rows, bn), target.sms)
-    multiply = max(bn / 2, 16 + bn / 4) * bm / 16 / 1600  # microseconds for 64 of K, at 1600 clocks each
-    load = (bm + bn) * 128 / 100e3
-    store = (0.6 if pingpong else 1.2) * bm * bn / 32768
-    return 2 + rounds * (gemm.k / 64 * max(multiply, load) + store + 0.2)
 
 
 FAMILY = Persistent()

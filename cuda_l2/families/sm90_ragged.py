@@ -74,7 +74,18 @@ class Ragged(_sm90.HopperFamily):
         return True
 
     def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
-        return _estimate_us(chosen, gemm, target)
+        """A rough model of a launch, as sm90_wave's, and of the copies before it, which all schedules need."""
+        bm, bn, parts, kb = (chosen[name] for name in ("BM", "BN", "CK", "KB"))
+        tiles = cdiv(gemm.m, bm) * cdiv(gemm.n, bn)
+        rounds = cdiv(tiles * parts, target.sms)
+        blocks_of_k = cdiv(cdiv(gemm.k, 64 * kb), parts) * kb
+        multiply = blocks_of_k * max(bn / 2, 16 + bn / 4) * bm / 16 / 1400
+        load = blocks_of_k * (bm + bn) * 128 / 100e3
+        within = 0.13 + 4 * bm * bn * (parts - 1) / parts / 27e3 if parts > 1 else 0
+        store = bm * bn / parts / 20000
+        copied = 2 * (gemm.m * gemm.k * (gemm.k % 8 != 0) + gemm.k * gemm.n * (_b_row(gemm) % 8 != 0))
+        copy = 1.5 + copied / 1.2e6 if copied else 0
+        return 2.0 + copy + rounds * (max(multiply, load) + store) + within
 
     def launches(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> list[dict[str, int]]:
         return [{"BAND": band} for band in (4, 16, 1)]
@@ -87,7 +98,7 @@ class Ragged(_sm90.HopperFamily):
                 chosen = {**tile._asdict(), "KB": kb}
                 if self.fits("CK", ck, chosen, gemm, target):
                     found.append(chosen | {"CK": ck})
-        found.sort(key=lambda chosen: _estimate_us(chosen, gemm, target))
+        found.sort(key=lambda chosen: self.estimate_us(gemm, target, chosen))
         usual = {"MINB": 1, "STAGES": STAGES.values[-1], "BAND": 4, "EDGE": 1}
         return [self.nearest({**chosen, **usual}, gemm, target) for chosen in found[:count]]
 
@@ -213,21 +224,6 @@ def _tiles(gemm: Gemm) -> tuple[Tile, ...]:
             if aligned and bn <= widest and needed:
                 found.append(Tile(bm, bn))
     return tuple(found)
-
-
-def _estimate_us(chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> float:
-    """A rough model of a launch, as sm90_wave's, and of the copies before it, which all schedules need."""
-    bm, bn, parts, kb = (chosen[name] for name in ("BM", "BN", "CK", "KB"))
-    tiles = cdiv(gemm.m, bm) * cdiv(gemm.n, bn)
-    rounds = cdiv(tiles * parts, target.sms)
-    blocks_of_k = cdiv(cdiv(gemm.k, 64 * kb), parts) * kb
-    multiply = blocks_of_k * max(bn / 2, 16 + bn / 4) * bm / 16 / 1400
-    load = blocks_of_k * (bm + bn) * 128 / 100e3
-    within = 0.13 + 4 * bm * bn * (parts - 1) / parts / 27e3 if parts > 1 else 0
-    store = bm * bn / parts / 20000
-    copied = 2 * (gemm.m * gemm.k * (gemm.k % 8 != 0) + gemm.k * gemm.n * (_b_row(gemm) % 8 != 0))
-    copy = 1.5 + copied / 1.2e6 if copied else 0
-    return 2.0 + copy + rounds * (max(multiply, load) + store) + within
 
 
 FAMILY = Ragged()

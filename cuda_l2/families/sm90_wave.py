@@ -49,14 +49,32 @@ class Wave(_sm90.HopperFamily):
         return tuple(values)
 
     def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
-        return _estimate_us(chosen, gemm, target)
+        """A rough model of a launch, fitted to 100,000 timings on one H200; it ignores clusters along M or N."""
+        shape = Shape(chosen)
+        x, y = _sm90.sides(gemm, shape.swap)
+        blocks = cdiv(x.rows, shape.rows) * cdiv(y.rows, shape.columns) * shape.ck * shape.sl
+        resident = space.resident(target, shape.cluster)
+        rounds, busy = cdiv(blocks, resident), min(blocks, target.sms)
+        steps = cdiv(cdiv(gemm.k, 64 * shape.blocks_of_k), shape.ck * shape.sl)
+        blocks_of_k, stages = steps * shape.blocks_of_k, shape.stages(target)
+        # a wgmma takes half a clock a column, no less than to read its operands; 1400 useful clocks a microsecond
+        multiply = blocks_of_k * max(shape.columns / 2, 16 + shape.columns / 4) * shape.rows / 16 / 1400
+        bytes_loaded = (shape.rows + shape.columns) * 128 * blocks_of_k
+        load = max(bytes_loaded / 130e3, bytes_loaded * min(blocks, resident) / 17e6)
+        stall = 1 + 1 / (stages - 1) ** 2 if steps > stages else 1  # a shallow ring runs dry
+        sums = 4 * shape.rows * shape.columns / shape.ck  # bytes
+        within = 0.13 + sums * (shape.ck - 1) / 27e3 if shape.ck > 1 else 0
+        count = 0.59 if chosen["COUNT"] else 0
+        across = 0.75 + count + sums * (1 - 1 / shape.sl) * 2 * busy / 4.6e6 if shape.sl > 1 else 0
+        store = 2 * gemm.m * gemm.n / 3.7e6
+        return 1.8 + rounds * (max(multiply, load) * stall + 0.03 * steps) + within + across + store
 
     def launches(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> list[dict[str, int]]:
         orders = sorted(ORDERS.values, key=lambda order: _footprint(order, chosen, gemm))
         return [{"ORDER": order} for order in orders]
 
     def ranked(self, gemm: Gemm, target: CudaTarget, count: int) -> list[tuple[int, ...]]:
-        guesses = sorted(_guesses(gemm, target, self.fitted), key=lambda chosen: _estimate_us(chosen, gemm, target))
+        guesses = sorted(_guesses(gemm, target, self.fitted), key=lambda chosen: self.estimate_us(gemm, target, chosen))
         return [self._completed(chosen, gemm, target) for chosen in guesses[:count]]
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
@@ -148,28 +166,6 @@ def _guesses(gemm: Gemm, target: CudaTarget, fitted: bool) -> Iterator[dict[str,
                 before[name] = value
             else:
                 yield chosen
-
-
-def _estimate_us(chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> float:
-    """A rough model of a launch, fitted to 100,000 timings on one H200; it ignores clusters along M or N."""
-    shape = Shape(chosen)
-    x, y = _sm90.sides(gemm, shape.swap)
-    blocks = cdiv(x.rows, shape.rows) * cdiv(y.rows, shape.columns) * shape.ck * shape.sl
-    resident = space.resident(target, shape.cluster)
-    rounds, busy = cdiv(blocks, resident), min(blocks, target.sms)
-    steps = cdiv(cdiv(gemm.k, 64 * shape.blocks_of_k), shape.ck * shape.sl)
-    blocks_of_k, stages = steps * shape.blocks_of_k, shape.stages(target)
-    # a wgmma takes half a clock a column, no less than it takes to read its operands; 1400 useful clocks a microsecond
-    multiply = blocks_of_k * max(shape.columns / 2, 16 + shape.columns / 4) * shape.rows / 16 / 1400
-    bytes_loaded = (shape.rows + shape.columns) * 128 * blocks_of_k
-    load = max(bytes_loaded / 130e3, bytes_loaded * min(blocks, resident) / 17e6)
-    stall = 1 + 1 / (stages - 1) ** 2 if steps > stages else 1  # a shallow ring runs dry
-    sums = 4 * shape.rows * shape.columns / shape.ck  # bytes
-    within = 0.13 + sums * (shape.ck - 1) / 27e3 if shape.ck > 1 else 0
-    count = 0.59 if chosen["COUNT"] else 0
-    across = 0.75 + count + sums * (1 - 1 / shape.sl) * 2 * busy / 4.6e6 if shape.sl > 1 else 0
-    store = 2 * gemm.m * gemm.n / 3.7e6
-    return 1.8 + rounds * (max(multiply, load) * stall + 0.03 * steps) + within + across + store
 
 
 def _footprint(order: int, chosen: dict[str, int], gemm: Gemm) -> float:

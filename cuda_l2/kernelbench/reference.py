@@ -143,15 +143,7 @@ def _mirrored(tensor: torch.Tensor, new: torch.Tensor, at: int) -> torch.Tensor:
     return new
 
 
-def examine(
-    path: Path,
-    name: str,
-    revision: str,
-    *,
-    sizes: Mapping[str, int],
-    seed: int,
-    effort: Effort,
-) -> Examined:
+def examine(path: Path, name: str, revision: str, *, sizes: Mapping[str, int], seed: int, effort: Effort) -> Examined:
     """All that is to be known of a file before it is worked on; never raises but for a lack of memory in itself."""
     written: Need | None = None
     try:

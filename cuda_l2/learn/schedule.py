@@ -25,10 +25,9 @@ from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import Schedule
 from cuda_l2.propose._base import Values
 from cuda_l2.propose._exemplars import sample_exemplars
-from cuda_l2.propose._grpo import GrpoSettings
+from cuda_l2.propose._grpo import GrpoSettings, draw_groups, group_loss, one_thread, reference_of
 from cuda_l2.propose._network import Encoder, Question, ScheduleNetwork
 from cuda_l2.propose._recorded import RecordedSpace, recorded_reward
-from cuda_l2.propose._sampling import draw_groups, group_loss, one_thread, reference_of
 from cuda_l2.propose._weights import FILE, Weights
 from cuda_l2.reward import RewardSettings, group_advantages, smooth
 from cuda_l2.system.errors import UserError

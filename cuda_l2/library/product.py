@@ -50,11 +50,7 @@ class Operand(NamedTuple):
 class _Arguments(ctypes.Structure):
     """`struct product` of host.c."""
 
-    _fields_ = (
-        ("entry", ctypes.c_void_p),
-        *((size, ctypes.c_int64) for size in "mnk"),
-        ("workspace", ctypes.c_void_p),
-    )
+    _fields_ = (("entry", ctypes.c_void_p), *((size, ctypes.c_int64) for size in "mnk"), ("workspace", ctypes.c_void_p))
 
 
 class Call(ABC):

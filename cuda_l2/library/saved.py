@@ -59,7 +59,7 @@ def why_no_win(reports: Sequence[Trial]) -> str:
     for number, (trial, timing, ratio) in enumerate(ratios):
         if ratio.high < 1 or (number == 0 and ratio.low <= 1):
             return (
-                f"the best kernel found has {ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of the speed of"
+                f"the best kernel found has {ratio.text('.3f')} of the speed of"
                 f" {timing.reference} ({trial.protocol}); its interval must lie above 1 to win"
             )
     return "" if ratios else "no kernel was timed beside all baselines after the search"

@@ -1,4 +1,4 @@
-"""Asks a model within a budget and keeps every exchange; a stored answer is not paid for again."""
+"""Asks a model within a budget of tokens, money and time; keeps every exchange, and pays for no answer twice."""
 
 import collections
 import hashlib
@@ -9,12 +9,51 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
-from cuda_l2.llm.budget import Budget
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted, plain
+
+
+@dataclass
+class Budget:
+    """The amounts spent, and whether the budget pays for one more question at its highest cost."""
+
+    settings: ModelSettings
+    tokens: int = 0
+    seconds: float = 0.0
+    money: float = 0.0  # stays 0 without prices
+
+    @property
+    def priced(self) -> bool:
+        return self.settings.price_in is not None
+
+    def cost(self, prompt_tokens: int, answer_tokens: int) -> float:
+        """Cost in the unit of the prices; NaN without prices."""
+        price_in, price_out = self.settings.price_in, self.settings.price_out
+        if price_in is None or price_out is None:
+            return math.nan
+        return (prompt_tokens * price_in + answer_tokens * price_out) * 1e-6
+
+    def refusal(self, prompt_tokens: int, answer_tokens: int) -> str:
+        """Why the budget does not pay for this many tokens more, in one line; empty where it does."""
+        tokens, money, seconds = self.settings.tokens, self.settings.money, self.settings.model_seconds
+        if tokens is not None and self.tokens + prompt_tokens + answer_tokens > tokens:
+            left = f"spent but for {tokens - self.tokens}" if self.tokens else "too small"
+            return f"the budget of {tokens} tokens is {left}"
+        if money is not None and self.money + self.cost(prompt_tokens, answer_tokens) > money:
+            left = f"spent but for {money - self.money:.4g}" if self.money else "too small"
+            return f"the budget of {money:g} is {left}"
+        if seconds is not None and self.seconds >= seconds:
+            return f"the budget of {seconds:g} s of waiting for the model is spent"
+        return ""
+
+    def spend(self, prompt_tokens: int, answer_tokens: int) -> None:
+        self.tokens += prompt_tokens + answer_tokens
+        if self.priced:
+            self.money += self.cost(prompt_tokens, answer_tokens)
+
 
 MAX_ANSWER_CHARS = 400_000
 """Limit of a stored answer."""
@@ -53,13 +92,7 @@ class Client(Closing):
             raise UserError(self._too_dear(reason, 0))
 
     def ask(
-        self,
-        task: str,
-        machine: str,
-        questions: Sequence[Question],
-        deadline: float = math.inf,
-        *,
-        purpose: str = "",
+        self, task: str, machine: str, questions: Sequence[Question], deadline: float = math.inf, *, purpose: str = ""
     ) -> list[Exchange]:
         """The exchanges, in order; fewer than questions where the budget does not pay for all.
 

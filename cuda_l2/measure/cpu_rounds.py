@@ -3,7 +3,7 @@
 import contextlib
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol as Interface
 
@@ -52,15 +52,17 @@ class Contestant(Interface):
 
 def measure_cpu(
     kernels: Mapping[str, Callable[[], Worker]],
-    baselines: Mapping[str, Contestant],
+    baselines: Sequence[Mapping[str, Contestant]],
     operands: Operands,
     terms: Terms,
     timeout_s: float,
 ) -> dict[str, Timing]:
     """Time candidates that were found correct side by side, or without one the baselines against the first of them.
 
-    By name; without candidates under the name CANDIDATE. kernels: what opens the process of each. The reference is the
-    strongest baseline of this run. A fault of one candidate ends the run for all. timeout_s: of a sample's launches.
+    By name; without candidates under the name CANDIDATE. kernels: what opens a process of each. baselines: the same
+    arms, once for each process that they run in; rounds go round these, and as many processes of each candidate. The
+    reference is the strongest baseline of this run. A fault of one candidate ends the run for all. timeout_s: of a
+    sample's launches.
     """
     start = terms.clock.now()
     names = list(kernels) or [CANDIDATE]
@@ -82,6 +84,7 @@ def measure_cpu(
         evicted_bytes=evicted,
         other_work=others.found() if others else None,
         waited_s=run.quiet.waited_s or None,
+        pairs=len(baselines) if len(baselines) > 1 else None,
     )
     seconds = terms.clock.now() - start
     found = {name: run.timing(empty_call_us, seconds, name if kernels else "") for name in names}
@@ -89,29 +92,37 @@ def measure_cpu(
 
 
 class _CpuRounds(Rounds):
-    """Baselines, and candidates if any: each in a new process for every sample, if the operands ask for it."""
+    """Baselines, and candidates if any: each in a new process for every sample, if the operands ask for it.
+
+    With the baselines in several processes each round is one pair's: a process of theirs and one of every candidate,
+    which are stopped in all other rounds.
+    """
 
     def __init__(
         self,
         operands: Operands,
-        baselines: Mapping[str, Contestant],
+        baselines: Sequence[Mapping[str, Contestant]],
         kernels: Mapping[str, Callable[[], Worker]],
         terms: Terms,
         timeout_s: float,
     ) -> None:
-        names = [*baselines, *kernels]
-        super().__init__(names, terms, subject=next(iter(kernels), names[0]), kernels=tuple(kernels))
+        names, pairs = [*baselines[0], *kernels], len(baselines)
+        super().__init__(names, terms, subject=next(iter(kernels), names[0]), kernels=tuple(kernels), processes=pairs)
         self.operands, self.timeout_s, self._open = operands, timeout_s, kernels
-        self.contestants: dict[str, Contestant] = dict(baselines)
-        self._workers: dict[str, Worker] = {}
+        self._pairs: list[tuple[dict[str, Contestant], dict[str, Worker]]] = [(dict(each), {}) for each in baselines]
+        self._warm = {0} if pairs == 1 else set[int]()
+        """The pairs that have launched what a sample of the rounds does."""
+        self._choose(0)
         self.quiet = Quiet(terms.clock, terms.patience_s)
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
         self.evicted = np.zeros(evicted if self.protocol.evict else 0, dtype=np.uint8)
 
     def run(self) -> None:
-        for name in self._open:
-            self._renew(name)
-            self._workers[name].freeze()
+        for pair in range(len(self._pairs)):
+            self._choose(pair)
+            for name in self._open:
+                self._renew(name)
+                self._workers[name].freeze()
         super().run()
         if self.protocol.fresh:  # what gives way after many launches would not have had them in one round
             self.number = 0
@@ -121,6 +132,15 @@ class _CpuRounds(Rounds):
     @property
     def most(self) -> int:
         return self.operands.slots
+
+    def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
+        pair = self.number % len(self._pairs)
+        self._choose(pair)
+        if names and pair not in self._warm:
+            self._warm.add(pair)
+            for name in names:
+                self._warm_up(name, range(count))
+                self.contestants[name].freeze()
 
     def begin_watch(self) -> None:
         self.quiet.begin()
@@ -141,9 +161,7 @@ class _CpuRounds(Rounds):
         arm = self.contestants[name]
         if warm:
             self.operands.begin_warm_up()
-            arm.thaw()
-            arm.prepare([0])
-            arm.run(self.timeout_s)
+            self._warm_up(name, [0])
         arm.freeze()
         self.operands.refresh(count)
         arm.prepare([int(slot) for slot in self.rng.permutation(count)])
@@ -176,6 +194,13 @@ class _CpuRounds(Rounds):
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds
 
+    def _warm_up(self, name: str, slots: Sequence[int]) -> None:
+        """Launches that do not count; a process's first ones map the slots' memory and start its threads."""
+        arm = self.contestants[name]
+        arm.thaw()
+        arm.prepare(slots)
+        arm.run(self.timeout_s)
+
     def _evict(self) -> None:
         """Push out what lies in any core's own caches, then in the one that they share.
 
@@ -195,8 +220,13 @@ class _CpuRounds(Rounds):
         return statistics.median(worker.empty() for _ in range(9)) * 1e6
 
     def close(self) -> None:
-        for worker in self._workers.values():
-            worker.close()
+        for _, workers in self._pairs:
+            for worker in workers.values():
+                worker.close()
+
+    def _choose(self, pair: int) -> None:
+        """Let samples come from the processes of a pair."""
+        self.contestants, self._workers = self._pairs[pair]
 
     def _renew(self, name: str) -> None:
         """Give a candidate a new process: all that an old one kept is gone."""

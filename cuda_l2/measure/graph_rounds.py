@@ -76,12 +76,9 @@ def measure_cuda(
     start = terms.clock.now()
     try:
         rounds = GraphRounds(gpu, baselines, kernels, memory, terms)
-        with contextlib.closing(rounds):
-            with gpu.turns.taken(alone=True):
-                rounds.run()
-            # looking at outputs again takes as long as a search's timing, and does not need the GPU alone
-            with gpu.turns.taken(alone=not terms.protocol.selects):
-                return rounds.finish(start)
+        with contextlib.closing(rounds), gpu.turns.taken(alone=True):
+            rounds.run()
+            return rounds.finish(start)
     except WrongSearchedError as wrong:
         left = [each for each in baselines if each.name != str(wrong)]
         if not left:

@@ -50,7 +50,17 @@ PAPER = Protocol(
     "paper", round_s=0, min_rounds=2, max_rounds=1 << 30, halfwidth=0.0, warmup_s=10, measure_s=30, mean=True
 )
 ROTATING = replace(OFFLINE, name="rotating", rotates=True)
-CPU_PROTOCOLS = {protocol.name: protocol for protocol in (SEARCH, FINALS, OFFLINE, SERVER, PAPER)}
+CPU_PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (
+        SEARCH,
+        FINALS,
+        # 3 to 5 and 4 to 7 rounds for each of six pairs of processes (rigs/cpu.py), which differ by more than rounds do
+        replace(OFFLINE, min_rounds=18, max_rounds=30),
+        replace(SERVER, min_rounds=24, max_rounds=42),
+        PAPER,
+    )
+}
 CUDA_PROTOCOLS = {
     protocol.name: protocol
     for protocol in (

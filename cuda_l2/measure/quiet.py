@@ -38,11 +38,12 @@ CANARIES = 3
 """How many tell what is usual."""
 EXCHANGE = Path(cpu.__file__).with_name("exchange.c")
 EXCHANGES = 3000
-FARTHER = 3.5
-"""Times what exchanges of two cores usually take. 58 to 150 ns each were seen as a rule, for seconds 350 to 400:
-threads that wait for one another take up to twice as long then."""
-EXCHANGES_KEPT = 100
-"""What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance."""
+FARTHER = 3.0
+"""Times what exchanges of two cores usually take. 58 to 210 ns each were seen as a rule, for seconds or a minute 380 to
+420: threads that wait for one another take up to twice as long then, and torch's took 1.14 times as long."""
+EXCHANGES_KEPT = 1000
+"""What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance. A
+spell that has nine tenths of them passes for usual; of a hundred, one of some ten seconds did."""
 _exchanges_s: defaultdict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=EXCHANGES_KEPT))
 """What they took in this process, by the two cores."""
 PAUSE_S = 0.25

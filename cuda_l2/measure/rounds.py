@@ -9,7 +9,6 @@ import numpy as np
 
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.clock import CLOCK, Clock
-from cuda_l2.measure.intervals import median_interval
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.quiet import Busy
 from cuda_l2.measure.sampler import Sampler
@@ -83,6 +82,7 @@ class Rounds(ABC):
     subject: the arm whose time the ratios are taken over, a baseline where there is no candidate.
     kernels: the arms that are no baselines.
     seldom: arms that are sampled only in every `protocol.seldom_every`th round.
+    processes: sets of processes that the rounds go round, as `Samples` has it.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Rounds(ABC):
         subject: str = CANDIDATE,
         kernels: Collection[str] = (CANDIDATE,),
         seldom: Collection[str] = (),
+        processes: int = 1,
     ) -> None:
         self.arms, self.subject, self.kernels, self.seldom = list(arms), subject, kernels, seldom
         self.protocol, self.rng, self.beat, self.clock = terms.protocol, terms.rng, terms.limits.beat, terms.clock
@@ -102,7 +103,7 @@ class Rounds(ABC):
         self.references = others[0] or others[1] or [subject]
         self._count = 1
         """Launches of a sample in the rounds."""
-        self._sampler: Sampler[str] = Sampler(lambda name: self.sample(name, self._count), self.rng)
+        self._sampler: Sampler[str] = Sampler(lambda name: self.sample(name, self._count), self.rng, processes)
         self.samples = self._sampler.samples
         """Seconds a launch. What is left out of the rounds has one sample, of round 0."""
         self.launches = dict.fromkeys(arms, 0)
@@ -264,8 +265,9 @@ class Rounds(ABC):
         subject = subject or self.subject
         arms = {}
         for name in self.arms:
-            times_us = [s * 1e6 for s in self.samples.of(name)]
-            arms[name] = Arm(name, median_interval(times_us), len(times_us), self.launches[name])
+            seconds_of = self.samples.interval(name)
+            latency_us = Interval(*(1e6 * bound for bound in (seconds_of.estimate, seconds_of.low, seconds_of.high)))
+            arms[name] = Arm(name, latency_us, len(self.samples.of(name)), self.launches[name])
         reference = self.reference()
         names = [name for name in arms if name != subject and name not in self.kernels]
         return Timing(

@@ -7,7 +7,7 @@ sample is, a process's turn or a graph's replay, is the caller's.
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -19,9 +19,14 @@ A = TypeVar("A")
 
 
 class Samples(Generic[A]):
-    """Samples by arm and round, all in one unit."""
+    """Samples by arm and round, all in one unit.
 
-    def __init__(self) -> None:
+    processes: rounds go round this many sets of processes, the round's number modulo this. What makes one process slow
+    as long as it lives is then in one set's samples alone, and intervals are over the sets' medians.
+    """
+
+    def __init__(self, processes: int = 1) -> None:
+        self._processes = processes
         self._by_round: dict[A, dict[int, float]] = defaultdict(dict)
 
     def add(self, arm: A, number: int, value: float) -> None:
@@ -34,6 +39,10 @@ class Samples(Generic[A]):
 
     def median(self, arm: A) -> float:
         return statistics.median(self._by_round[arm].values())
+
+    def interval(self, arm: A) -> Interval:
+        """The median of an arm's samples."""
+        return self._over_processes(self._by_round[arm])
 
     def withdraw(self, number: int) -> None:
         """Take back a round's samples."""
@@ -50,18 +59,25 @@ class Samples(Generic[A]):
         The median, or the mean as the paper has it. Infinite bounds where no round holds both.
         """
         own = self._by_round[ours]
-        paired = [value / own[number] for number, value in self._by_round[theirs].items() if number in own]
+        paired = {number: value / own[number] for number, value in self._by_round[theirs].items() if number in own}
         if not paired:  # one was sampled once
             return Interval(self.median(theirs) / self.median(ours), -math.inf, math.inf)
-        return (mean_interval if mean else median_interval)(paired)
+        return mean_interval(list(paired.values())) if mean else self._over_processes(paired)
+
+    def _over_processes(self, by_round: Mapping[int, float]) -> Interval:
+        """The median over rounds, or over the medians of the sets of processes where there are several."""
+        sets: dict[int, list[float]] = defaultdict(list)
+        for number, value in by_round.items():
+            sets[number % self._processes if self._processes > 1 else number].append(value)
+        return median_interval([statistics.median(values) for values in sets.values()])
 
 
 class Sampler(Generic[A]):
-    """Takes rounds of samples. take: one sample of an arm."""
+    """Takes rounds of samples. take: one sample of an arm. processes: as `Samples` has it."""
 
-    def __init__(self, take: Callable[[A], float], rng: np.random.Generator) -> None:
+    def __init__(self, take: Callable[[A], float], rng: np.random.Generator, processes: int = 1) -> None:
         self._take, self._rng = take, rng
-        self.samples: Samples[A] = Samples()
+        self.samples: Samples[A] = Samples(processes)
         self.rounds = 0
         """Number of rounds that were kept."""
 

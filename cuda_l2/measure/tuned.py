@@ -51,15 +51,7 @@ class Tuned:
 
 
 def store(path: Path, tuned: Tuned) -> None:
-    """Write through a name of its own, so that a reader sees all or nothing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = scratch.make_folder()
-        (folder / path.name).write_text(to_json(tuned))
-        (folder / path.name).replace(path)
-        folder.rmdir()
-    except OSError as error:
-        raise scratch.unwritable(error) from None
+    scratch.keep(path, to_json(tuned).encode())
 
 
 def recall(path: Path, plain: Gemm, method: str) -> Tuned | None:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cuda_l2.llm._base import Message, Model, Outcome, Reply, Request
-from cuda_l2.propose._base import ABSENT, Proposer, Space, Values, draw
-from cuda_l2.records import Candidate, Trial
+from cuda_l2.propose._base import ABSENT, Ordered, Space, Trials, Values
 from cuda_l2.system.errors import UserError
 
 LISTED = 128
@@ -21,25 +20,15 @@ WANTED = 16
 ANSWER_TOKENS = 4096
 
 
-class AskedProposer(Proposer):
+class AskedProposer(Ordered):
     """Asks at its first proposal."""
 
-    def __init__(self, space: Space, rng: np.random.Generator, model: Model) -> None:
-        self._space, self._rng, self._model, self.name = space, rng, model, model.name
-        self._left: list[Values] | None = None
+    def __init__(self, space: Space, trials: Trials, rng: np.random.Generator, model: Model) -> None:
+        super().__init__(space, trials, rng)
+        self._model, self.name = model, model.name
 
-    def propose(self, count: int) -> list[Candidate]:
+    def first(self) -> Sequence[Values]:
         """UserError where the model gives no answer."""
-        if self._left is None:
-            self._left = self._asked()
-        chosen, self._left = self._left[:count], self._left[count:]
-        chosen += [draw(self._space, self._rng) for _ in range(count - len(chosen))]
-        return [self._space.render(values, self.name) for values in chosen]
-
-    def observe(self, trials: Sequence[Trial]) -> None:
-        pass
-
-    def _asked(self) -> list[Values]:
         modelled, drawn = self._space.ranked(LISTED // 2), self._space.some(LISTED, self._rng)
         listed = list(dict.fromkeys([*modelled, *drawn]))[:LISTED]
         listed = [listed[i] for i in self._rng.permutation(len(listed))]  # no place in the list says anything

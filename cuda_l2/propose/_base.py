@@ -7,7 +7,7 @@ import importlib
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -230,8 +230,7 @@ class Proposer(ABC):
     def propose(self, count: int) -> list[Candidate]:
         """A group of at most `count` candidates, known ones included; an empty group ends the search."""
 
-    @abstractmethod
-    def observe(self, trials: Sequence[Trial]) -> None:
+    def observe(self, trials: Sequence[Trial]) -> None:  # noqa: B027 - many do not learn
         """Take the trials of the last group, in order."""
 
     @property
@@ -251,12 +250,33 @@ class Proposer(ABC):
         """The state that the archive keeps for the next search; empty if there is none."""
         return b""
 
-    def load_state(self, state: bytes) -> None:  # noqa: B027 - a proposer without memory has nothing to do
+    def load_state(self, state: bytes) -> None:  # noqa: B027 - one without memory has nothing to do
         """Go on from a kept state."""
 
 
 Trials = Callable[[], list[Trial]]
 """The task's trials so far."""
+
+
+class Ordered(Proposer):
+    """Proposes schedules in an order that no trial changes, then random ones."""
+
+    def __init__(self, space: Space, trials: Trials, rng: np.random.Generator) -> None:
+        del trials
+        self._space, self._rng = space, rng
+        self._order = self._all()
+
+    def propose(self, count: int) -> list[Candidate]:
+        return [self._space.render(next(self._order), self.name) for _ in range(count)]
+
+    def first(self) -> Sequence[Values]:
+        """Those before the random ones."""
+        return ()
+
+    def _all(self) -> Iterator[Values]:
+        yield from self.first()
+        while True:
+            yield draw(self._space, self._rng)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from cuda_l2.llm._base import Message, Messages
 from cuda_l2.propose._answer import parse_answer
 from cuda_l2.propose._base import Proposer
-from cuda_l2.records import Candidate, Trial
+from cuda_l2.records import Candidate
 
 Write = Callable[[int], Sequence[str]]
 """Gives a number of answers to the same question, each with one file, fenced or bare; fewer at the end."""
@@ -34,9 +34,6 @@ class FunctionProposer(Proposer):
             else:
                 self._fruitless += 1
         return candidates
-
-    def observe(self, trials: Sequence[Trial]) -> None:
-        pass
 
     def conversations(self) -> list[Messages]:
         question = Message("user", self._question)

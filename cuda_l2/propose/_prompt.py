@@ -13,11 +13,23 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from cuda_l2.llm._base import Message, Messages
-from cuda_l2.llm.templates import read_template
 from cuda_l2.machine._base import Target
 from cuda_l2.records import BuildStatus, Task, Trial
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 from cuda_l2.system.text import fenced
+
+
+def read_template(packaged: Path, folder: Path | None) -> str:
+    """The user's template of the same name where the folder has one, else the packaged one.
+
+    UserError where the folder is not there or the file cannot be read.
+    """
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; `cuda-l2 prompts {folder}` makes one with the templates")
+    own = folder / packaged.name if folder else packaged
+    return read_text(own if own.exists() else packaged)
+
 
 PACKAGED = Path(__file__).with_name("prompts")
 IRRELEVANT = ("sandbox", "system", "python")
@@ -115,12 +127,7 @@ class Templates:
         }
 
     def repair(
-        self,
-        conversation: Messages,
-        answer: str,
-        feedback: str,
-        limit_tokens: int,
-        count_tokens: Callable[[str], int],
+        self, conversation: Messages, answer: str, feedback: str, limit_tokens: int, count_tokens: Callable[[str], int]
     ) -> Messages:
         """The conversation with the model's answer and its outcome, within about `limit_tokens`.
 

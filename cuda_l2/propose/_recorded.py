@@ -9,7 +9,7 @@ import numpy as np
 
 from cuda_l2.families._base import Choice, Family
 from cuda_l2.machine._base import Target
-from cuda_l2.propose._base import FamilySpace, UnionSpace, Values, draw, space_for
+from cuda_l2.propose._base import FamilySpace, UnionSpace, Values, drawn, space_for
 from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.reward import RewardSettings, reward
 from cuda_l2.worlds.rows import Row
@@ -78,7 +78,7 @@ class RecordedSpace:
     def some(self, count: int, rng: np.random.Generator) -> list[Values]:
         if count >= len(self.by_values):
             return list(self.by_values)
-        return list(dict.fromkeys(draw(self, rng) for _ in range(count)))
+        return drawn(self, count, rng)
 
     def regret(self, values: Values) -> float:
         """Time over the least recorded one, less 1; infinite where the schedule has no time."""

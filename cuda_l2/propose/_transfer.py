@@ -1,14 +1,13 @@
 """Rivals that know the measurements of other tasks: nearest-neighbour transfer, and a cost model fitted on them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from cuda_l2.propose._base import Proposer, Space, Values, draw
+from cuda_l2.propose._base import Ordered, Space, Trials, Values
 from cuda_l2.propose._cost_model import CostModel, features
 from cuda_l2.propose._recorded import RecordedSpace
-from cuda_l2.records import Candidate, Trial
 from cuda_l2.tasks.kinds import kind_of
 
 NEIGHBOURS = 4
@@ -32,23 +31,17 @@ def place(space: Space) -> np.ndarray:
     return np.array([*(math.log2(size) for size in sizes), *(2 * mark for mark in marks), *alike])
 
 
-class NearestProposer(Proposer):
+class NearestProposer(Ordered):
     """What was fastest on the nearest tasks first, weighted by their nearness."""
 
     name = "nearest"
 
-    def __init__(self, space: Space, rng: np.random.Generator, known: Sequence[RecordedSpace]) -> None:
-        self._space, self._rng = space, rng
-        self._order = self._ordered(known)
+    def __init__(self, space: Space, trials: Trials, rng: np.random.Generator, known: Sequence[RecordedSpace]) -> None:
+        super().__init__(space, trials, rng)
+        self._known = [other for other in known if other.task.product is space.task.product]
 
-    def propose(self, count: int) -> list[Candidate]:
-        return [self._space.render(next(self._order), self.name) for _ in range(count)]
-
-    def observe(self, trials: Sequence[Trial]) -> None:
-        pass
-
-    def _ordered(self, known: Sequence[RecordedSpace]) -> Iterator[Values]:
-        known = [other for other in known if other.task.product is self._space.task.product]
+    def first(self) -> Sequence[Values]:
+        known = self._known
         here = place(self._space)
         distances = [float(np.abs(place(other) - here).sum()) for other in known]
         nearest = sorted(range(len(known)), key=distances.__getitem__)[:NEIGHBOURS]
@@ -60,9 +53,7 @@ class NearestProposer(Proposer):
             found = sum(share * measured[i].get(values, UNTIMED) for i, share in shares.items())
             if self._valid(values):
                 scores[values] = found / total
-        yield from sorted(scores, key=scores.__getitem__)
-        while True:
-            yield draw(self._space, self._rng)
+        return sorted(scores, key=scores.__getitem__)
 
     def _valid(self, values: Values) -> bool:
         """Whether another task's schedule is one of this task."""

@@ -28,11 +28,7 @@ class BoostedProposer(Proposer):
     name = "boosted"
 
     def __init__(
-        self,
-        space: Space,
-        trials: Callable[[], list[Trial]],
-        rng: np.random.Generator,
-        prior: CostModel | None = None,
+        self, space: Space, trials: Callable[[], list[Trial]], rng: np.random.Generator, prior: CostModel | None = None
     ) -> None:
         imported("sklearn", "the policy boosted needs", "worlds")
         self._space, self._trials, self._rng = space, trials, rng

@@ -1,35 +1,20 @@
 """The families' own analytic models: schedules in the order of their modelled time, then random ones."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from cuda_l2.propose._base import Proposer, Space, Values, draw
-from cuda_l2.records import Candidate, Trial
+from cuda_l2.propose._base import Ordered, Values
 
 MOST = 512
 """Schedules in the order of the models; the defaults alone where a family has no model."""
 
 
-class RankedProposer(Proposer):
+class RankedProposer(Ordered):
     """The best by the models first."""
 
     name = "ranked"
 
-    def __init__(self, space: Space, trials: Callable[[], list[Trial]], rng: np.random.Generator) -> None:
-        self._space, self._rng = space, rng
-        self._order = self._ordered()
-
-    def propose(self, count: int) -> list[Candidate]:
-        return [self._space.render(next(self._order), self.name) for _ in range(count)]
-
-    def observe(self, trials: Sequence[Trial]) -> None:
-        pass
-
-    def _ordered(self) -> Iterator[Values]:
-        yield from self._space.ranked(MOST)
-        while True:
-            yield draw(self._space, self._rng)
+    def first(self) -> Sequence[Values]:
+        return self._space.ranked(MOST)
 
 
 PROPOSER = RankedProposer

@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cuda_l2.propose._adam import Adam
 from cuda_l2.propose._base import Proposer, Space, Values, mutated
 from cuda_l2.propose._exemplars import sample_exemplars
-from cuda_l2.propose._grpo import GrpoSettings
+from cuda_l2.propose._grpo import Adam, Group, GrpoSettings, draw_groups, group_loss, one_thread, reference_of
 from cuda_l2.propose._network import Question, ScheduleNetwork
-from cuda_l2.propose._sampling import Group, draw_groups, group_loss, one_thread, reference_of
 from cuda_l2.propose._weights import Weights
 from cuda_l2.records import Candidate, Trial
 from cuda_l2.reward import group_advantages, smooth

@@ -7,14 +7,10 @@ from rich.table import Table
 
 from cuda_l2.records import Gemm, Timing
 from cuda_l2.report.tables import open_console
-from cuda_l2.runs.results import Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import Header, Measurement
 from cuda_l2.system.files import markdown_table
 
-HEAD = (
-    *("shape", "ours", "strongest baseline", "offline speedup [95 %]", "server speedup [95 %]"),
-    "of measured peak",
-)
+HEAD = (*("shape", "ours", "strongest baseline", "offline speedup [95 %]", "server speedup [95 %]"), "of measured peak")
 
 
 def markdown(header: Header, measurements: Sequence[Measurement]) -> str:
@@ -26,7 +22,7 @@ def markdown(header: Header, measurements: Sequence[Measurement]) -> str:
         arm = next(arm for arm in offline.baselines if arm.name == offline.reference)
         strongest = f"{arm.name}, {arm.latency_us.estimate:.3g} us"
         share = gemm.flops / _ours_us(offline) * 1e-3 / peak
-        speedups = _ratio(offline, 3), _ratio(server, 3)
+        speedups = _ratio(offline, ".3f"), _ratio(server, ".3f")
         rows.append((gemm, f"{_ours_us(offline):.3g} us", strongest, *speedups, f"{share:.0%}"))
     if not rows:
         return ""
@@ -40,7 +36,7 @@ def print_shapes(measurements: Sequence[Measurement]) -> None:
     if timed:
         table = Table("shape", "ours", "offline speedup", "server speedup")
         for gemm, offline, server in timed:
-            table.add_row(str(gemm), f"{_ours_us(offline):.3g} us", _ratio(offline, 2), _ratio(server, 2))
+            table.add_row(str(gemm), f"{_ours_us(offline):.3g} us", _ratio(offline, ".2f"), _ratio(server, ".2f"))
         table.add_row("geometric mean", "", f"{_mean(timed):.2f}", "")
         console.print(table)
         console.print("Speedups are over the strongest baseline, with 95 % intervals. -: not measured.")
@@ -66,8 +62,5 @@ def _ours_us(timing: Timing) -> float:
     return timing.candidate.latency_us.estimate
 
 
-def _ratio(timing: Timing | None, digits: int) -> str:
-    if not timing or not timing.speedup:
-        return "-"
-    ratio = timing.speedup
-    return f"{ratio.estimate:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
+def _ratio(timing: Timing | None, form: str) -> str:
+    return timing.speedup.text(form) if timing and timing.speedup else "-"

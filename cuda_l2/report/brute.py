@@ -1,6 +1,5 @@
 """cuBLASLt searched beyond its heuristic's list: how much faster a search among all configurations makes it."""
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,9 +75,9 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     rows = [
         (
             *(str(each.gemm.any_layout), each.layout.upper(), f"{each.autotuned_us:.2f}", f"{each.brute_us:.2f}"),
-            _text(each.ratio),
+            each.ratio.text(".3f"),
             f"{each.ours_us:.2f}" if each.ours_us else "",
-            _text(each.over_ours) if each.over_ours else "",
+            each.over_ours.text(".3f") if each.over_ours else "",
             _algorithm(each.found),
             " / ".join(str(each.found.get(name, "")) for name in ("tried", "valid", "wrong")),
         )
@@ -123,9 +122,3 @@ def _algorithm(found: Mapping[str, Any]) -> str:
     """Its kernel, without what clears memory and sums the parts of a split K, and what is set of it."""
     kernels = [name.split()[0] for name in found.get("kernels", ()) if name.startswith("nvjet")]
     return " ".join([*kernels[:1], *(f"{word} {found[name]}" for name, word in ATTRIBUTES.items() if found.get(name))])
-
-
-def _text(ratio: Interval) -> str:
-    if math.isinf(ratio.low):
-        return f"{ratio.estimate:.3f}"
-    return f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -17,8 +17,7 @@ from cuda_l2.records import Arm, Timing
 from cuda_l2.report import library
 from cuda_l2.report.arms import Row, arms_of, cell, fastest, interval_cells, same_layout
 from cuda_l2.runs.grid import log2_mnk
-from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Header, Measurement
 from cuda_l2.system.files import whole, write_text
 
 OURS = "ours"

@@ -12,8 +12,7 @@ from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
 from cuda_l2.report import brute, library
 from cuda_l2.report.arms import arms_of, drift_lines, fastest, same_layout, speedup_cells
 from cuda_l2.runs.grid import bucket, bucket_name
-from cuda_l2.runs.results import MEASURED, Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import MEASURED, Header, Measurement
 from cuda_l2.system.files import markdown_table
 from cuda_l2.system.text import counted
 

@@ -64,10 +64,7 @@ def chosen(measurement: Measurement, layout: Layout | None = None, *, dependent:
 
 
 def ratio(
-    measurement: Measurement,
-    kernel: KernelFigures | None,
-    of: Of = tuned,
-    layout: Layout | None = None,
+    measurement: Measurement, kernel: KernelFigures | None, of: Of = tuned, layout: Layout | None = None
 ) -> Interval | None:
     """t_baseline / t_kernel for the fastest of these baselines, of one layout or both; None where there is none."""
     if not kernel or not measurement.timing:

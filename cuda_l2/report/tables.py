@@ -92,7 +92,9 @@ def print_result(result: Result) -> None:
     if result.why_no_win:
         console.print(_no_win(result))
     laid_out = " that reads B as the shape lays it out" if result.task.product else ""
-    console.print(f"* the strongest baseline{laid_out}. Times are medians.")
+    pairs = timings[0].conditions.pairs
+    over = f" over {pairs} pairs of processes, torch's and ours; intervals are from the least to the largest pair"
+    console.print(f"* the strongest baseline{laid_out}. Times are medians{over if pairs else ''}.")
     if any(math.isinf(ratio.low) for timing in timings for _, ratio in timing.speedups):
         console.print("A ratio without an interval is of a much slower baseline, which was timed only once or twice.")
     console.print(_reached(result, timings[0]))

@@ -127,7 +127,4 @@ def _time(arm: Arm | None) -> str:
 
 
 def _ratio(ratio: Interval | None) -> str:
-    if ratio is None:
-        return "-"
-    known = np.isfinite(ratio.low) and np.isfinite(ratio.high)
-    return f"{ratio.estimate:.2f}x" + (f" [{ratio.low:.2f}, {ratio.high:.2f}]" if known else "")
+    return ratio.text(".2f", "x") if ratio else "-"

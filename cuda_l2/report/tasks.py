@@ -1,6 +1,5 @@
 """Tasks as tables: our own, and one of them in full."""
 
-import math
 from collections.abc import Iterable
 
 from rich.table import Table
@@ -60,6 +59,4 @@ def _bytes(count: int) -> str:
 
 
 def _time(arm: Arm) -> str:
-    interval = arm.latency_us
-    known = f" [{interval.low:.1f}, {interval.high:.1f}]" if math.isfinite(interval.low) else ""
-    return f"{interval.estimate:.1f} us{known}"
+    return arm.latency_us.text(".1f", " us")

@@ -17,10 +17,11 @@ from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines._base import strongest_first
+from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
-from cuda_l2.measure.rounds import Kernel, Limits, Terms
+from cuda_l2.measure.rounds import LEAST_ROUNDS, Kernel, Limits, Terms
 from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
 from cuda_l2.measure.tuned import ADAPTIVE
 from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
@@ -35,6 +36,9 @@ from cuda_l2.verify._cpu import CpuSession, launch_timeout_s
 MOST_MODELS = 4
 """KernelBench files whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
 CRAWLS = "one launch takes many seconds on this processor, which has no arithmetic in fp16"
+PAIRS = LEAST_ROUNDS
+"""Pairs of processes, torch's and the candidate's, that a report's rounds go round. A process of torch's may be slow as
+long as it lives, which no number of its rounds shows; fewer pairs leave no 95 % interval."""
 WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
 
 
@@ -105,6 +109,8 @@ class CpuBench(Bench):
             workspace_bytes=WORKSPACE_BYTES + WORKSPACE_BYTES_A_CORE * self._rig.target.cores + 4 * outputs,
         )
         self._operands: Operands | None = None
+        self._others: list[TorchBaselines] = []
+        """Further processes of torch's, opened for the first report."""
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         return iter(build_all(candidates, self._rig.target))
@@ -120,7 +126,10 @@ class CpuBench(Bench):
         if self._operands is None:
             self._operands = open_operands(arena, self._cases, self._rng)
         operands = self._operands
-        arms, conditions = self._arms(protocol)
+        began = CLOCK.now()
+        paired = bool(kernels) and task.product and not protocol.selects and not protocol.mean
+        arms, conditions = self._arms(protocol, PAIRS if paired else 1)
+        limits = replace(limits, within_s=limits.within_s - (CLOCK.now() - began))
         parsed = {name: contract.parse_cpu(kernel.candidate.source) for name, kernel in kernels.items()}
         operands.workspace_bytes = max((terms.workspace_bytes(task) for terms in parsed.values()), default=0)
         opened = {name: self._opener(kernel.build, parsed[name], operands) for name, kernel in kernels.items()}
@@ -141,8 +150,8 @@ class CpuBench(Bench):
 
         return open_worker
 
-    def _arms(self, protocol: Protocol) -> tuple[dict[str, Contestant], dict[str, Any]]:
-        """The baselines to time, the usual strongest first, and what a reader of their times needs to know."""
+    def _arms(self, protocol: Protocol, processes: int) -> tuple[list[dict[str, Contestant]], dict[str, Any]]:
+        """The baselines to time in each process, the usual strongest first, and what a reader of their times needs."""
         task = self._task
         baselines = self._rig.baselines_of(task)
         if baselines.arena is not self._arena:
@@ -157,7 +166,13 @@ class CpuBench(Bench):
                 left_out |= dict.fromkeys((each.name for each in slow), CRAWLS)
                 ready = [each for each in ready if each not in slow]
         conditions = {"left_out": left_out, **baselines.conditions}
-        return {each.name: baselines.arm(each) for each in ready}, conditions
+        while len(self._others) < processes - 1:  # they load side by side
+            self._others.append(TorchBaselines(self._rig.target.cores))
+        others = self._others[: processes - 1]
+        for other in others:
+            if other.arena is not self._arena:
+                other.attach(self._arena)
+        return [{each.name: those.arm(each) for each in ready} for those in (baselines, *others)], conditions
 
     def renew(self) -> None:
         """Every session and every timing has a process of its own anyway."""
@@ -167,5 +182,7 @@ class CpuBench(Bench):
         self._draw(seed)
 
     def close(self) -> None:
+        for other in self._others:
+            other.close()
         self._cases.close()
         self._arena.close()

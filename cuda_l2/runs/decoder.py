@@ -1,7 +1,8 @@
 """A decoder of transformers with random weights, plain and accelerated, and the steps of it that are timed.
 
 A decoding step fills the last place of its cache and a prefill attends to its own tokens alone, so attention needs no
-mask and is the same fused kernel of torch's in every arm.
+mask and is the same fused kernel of torch's in every arm. Products on the same input may be one: query, key and value;
+gate and up of an MLP.
 """
 
 import copy
@@ -14,15 +15,87 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from cuda_l2.library.deploy.accelerate import accelerate, recorded
 from cuda_l2.library.deploy.entries import DTYPES
 from cuda_l2.records import Gemm
-from cuda_l2.runs.merged import merge
 from cuda_l2.runs.settings import DecoderSettings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
 from cuda_l2.system.text import line_of
+
+Tensor = torch.Tensor
+KINDS = ("llama", "qwen2")
+"""Types of models whose layers are made of these parts."""
+
+
+class MergedLinear(torch.nn.Module):
+    """Linear layers on one input as one product; their results in order."""
+
+    def __init__(self, layers: Sequence[torch.nn.Linear]) -> None:
+        super().__init__()
+        first, self.sizes = layers[0], [layer.out_features for layer in layers]
+        biased = first.bias is not None
+        kind = {"device": first.weight.device, "dtype": first.weight.dtype}
+        self.linear = torch.nn.Linear(first.in_features, sum(self.sizes), bias=biased, **kind)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.cat([layer.weight for layer in layers]))
+            if biased:
+                self.linear.bias.copy_(torch.cat([layer.bias for layer in layers]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.linear(x).split(self.sizes, dim=-1)  # type: ignore[no-any-return]
+
+
+class MergedAttention(torch.nn.Module):
+    """An attention block with one product for query, key and value."""
+
+    def __init__(self, block: Any, attend: Any) -> None:
+        super().__init__()
+        self.projections = MergedLinear([block.q_proj, block.k_proj, block.v_proj])
+        self.o_proj, self.head_dim = block.o_proj, block.head_dim
+        self.scaling, self.layer_idx, self.attend = block.scaling, block.layer_idx, attend
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], past_key_values: Any, **others: Any
+    ) -> tuple[Tensor, None]:
+        shape = hidden_states.shape[:-1]
+        query, key, value = (
+            each.view(*shape, -1, self.head_dim).transpose(1, 2) for each in self.projections(hidden_states)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        found, _ = self.attend(self, query, key, value, None, self.scaling)
+        return self.o_proj(found.reshape(*shape, -1)), None
+
+
+class MergedMLP(torch.nn.Module):
+    """down(activation(gate(x)) * up(x)) with one product for gate and up."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.projections = MergedLinear([block.gate_proj, block.up_proj])
+        self.down_proj, self.act_fn = block.down_proj, block.act_fn
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.projections(x)
+        result: Tensor = self.down_proj(self.act_fn(gate) * up)
+        return result
+
+
+def merge(model: Any, attend: Any) -> None:
+    """Merge the products of every layer, in place. attend: attention, as transformers calls it.
+
+    UserError where the model's layers are of another kind.
+    """
+    if model.config.model_type not in KINDS:
+        raise UserError(f"--merged takes models of type {' and '.join(KINDS)}, not {model.config.model_type}")
+    for layer in model.base_model.layers:
+        layer.self_attn = MergedAttention(layer.self_attn, attend)
+        layer.mlp = MergedMLP(layer.mlp)
+
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama-8b": {
@@ -37,8 +110,6 @@ MODELS: dict[str, dict[str, Any]] = {
 """Sizes of Llama 3.1 8B and of Qwen2.5 1.5B."""
 ATTENTION = "cuda_l2_unmasked"
 DECODE, PREFILL, HEAD = "decode", "prefill", "head"
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -228,4 +228,4 @@ def _cells(model: str, layers: int, each: Compared) -> tuple[object, ...]:
 
 
 def _interval(ratio: Interval | None) -> str:
-    return f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio else "-"
+    return ratio.text(".3f") if ratio else "-"

@@ -21,7 +21,7 @@ from cuda_l2.records import Candidate, Task, TimingStatus
 from cuda_l2.reward import count_tokens
 from cuda_l2.rigs import Rig
 from cuda_l2.runs.grid import drawn_shapes, read_grid
-from cuda_l2.runs.run_file import Header, RunFile
+from cuda_l2.runs.results import Header, RunFile
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted

@@ -1,14 +1,147 @@
-"""What a benchmark over many shapes gave: one line a shape and protocol, from which an interrupted run goes on."""
+"""What a run over many items stores, and the records of a benchmark over many shapes.
 
+A run has one append-only file of JSON lines, from which an interrupted one goes on. The first line is the header: the
+machine and the settings, without which figures do not compare. Every other line is one record, written whole or not at
+all; the last one of a key counts.
+"""
+
+import contextlib
 import math
+import signal
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from types import FrameType
+from typing import Any, ClassVar, Generic, TypeVar
+from typing import Protocol as Interface
 
-from cuda_l2.records import Gemm, Interval, Layout, Timing, Verdict
-from cuda_l2.runs.run_file import RunFile
+from cuda_l2.records import Gemm, Interval, Layout, Timing, Verdict, from_json, to_json
 from cuda_l2.system import lines
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.lines import LinesFile
+
+
+class Keyed(Interface):
+    """A frozen dataclass that a line holds."""
+
+    @property
+    def key(self) -> Hashable:
+        """The subject of the record: a later one of the same key takes its place."""
+
+
+R = TypeVar("R", bound=Keyed)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What all lines of a file share."""
+
+    machine: str
+    environment: dict[str, Any]  # floats in it are measurements, which differ from run to run
+    settings: dict[str, Any]
+    created: str = ""  # UTC, ISO 8601
+    kind: str = "cuda-l2 results"  # of records
+    version: int = 1
+
+    def difference(self, other: "Header") -> str:
+        """In what the other's figures would not compare with these, as 'driver 580.1, not 570.2'; empty if they do."""
+        for ours, theirs in (
+            ({"machine": self.machine}, {"machine": other.machine}),
+            (_fixed(self.environment), _fixed(other.environment)),
+            (self.settings, other.settings),
+        ):
+            for name in [*ours, *(name for name in theirs if name not in ours)]:
+                if ours.get(name) != theirs.get(name):
+                    return f"{name.replace('_', ' ')} {ours.get(name)}, not {theirs.get(name)}"
+        return ""
+
+
+class RunFile(Closing, Generic[R]):
+    """The file, open for one run alone. A context manager."""
+
+    record: type[R]
+    """What its lines hold; a subclass says."""
+    advice = "choose another place with --out, or --fresh to move it aside and begin anew"
+    """What to do where the file cannot be gone on with."""
+
+    def __init__(self, path: Path, header: Header, warn: Callable[[str], None] | None = None) -> None:
+        """Open the file or begin it; UserError where it is another machine's, other settings', or in use."""
+        self.path, self.header = path, from_json(Header, to_json(header))  # as it will be read
+        self._warn = warn or (lambda text: print(f"cuda-l2: {text}", file=sys.stderr))
+        self._found: dict[Hashable, R] = {}
+        self._file = LinesFile(path, self._adopt, self._warn)
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def records(self) -> list[R]:
+        """The last of every key."""
+        return list(self._found.values())
+
+    def append(self, record: R) -> None:
+        """Store one; it is there after a kill once this returns, and an interrupt waits until file and memory agree."""
+        with _uninterrupted():
+            self._file.append(to_json(record))
+            self._found[record.key] = record
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self) -> None:
+        if not self._file.lines:
+            self._file.append(to_json(self.header))
+        for number, line in enumerate(self._file.lines[1:], 2):
+            try:
+                record = from_json(self.record, line.decode())
+            except (ValueError, TypeError, KeyError, AttributeError):
+                self._warn(f"line {number} of {self.path} is damaged and left out: what it held is measured again")
+                continue
+            self._found.pop(record.key, None)
+            self._found[record.key] = record
+
+    def _adopt(self, line: bytes) -> None:
+        """Take the header that is there, if this run's figures belong under it."""
+        advice, fields, ours = self.advice, lines.parsed(line), self.header
+        if not fields or fields.get("kind") != ours.kind:
+            raise UserError(f"{self.path} does not begin as a file of {ours.kind}: {advice}")
+        if fields.get("version") != ours.version:
+            raise UserError(f"{self.path} has version {fields.get('version')}, not {ours.version}: {advice}")
+        try:
+            found = from_json(Header, line.decode())
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise UserError(f"the first line of {self.path} is damaged: {advice}") from None
+        difference = found.difference(ours)
+        if difference:
+            raise UserError(f"{self.path} was measured with {difference}: {advice}")
+        self.header = found
+
+
+def _fixed(environment: dict[str, Any]) -> dict[str, Any]:
+    """What does not vary from one run on a machine to the next."""
+    return {name: value for name, value in environment.items() if not isinstance(value, float)}
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until this ends. A mask would not do: another thread takes the signal, Python acts in this one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts the main thread alone
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting and callable(before):
+            before(*waiting[0])
+
 
 RESULTS, SUMMARY = "results.jsonl", "summary.md"
 TABLES = CSV, PARQUET, ENVIRONMENT = "table.csv", "table.parquet", "environment.json"

@@ -54,11 +54,11 @@ def searcher(name: str, known: Known, held_out: Sequence[Task]) -> Searcher:
         return _by_proposer(functools.partial(_policy, weights, kind == SCHEDULE))
     if is_model(name):
         model = open_model(name, ModelSettings())
-        return _by_proposer(lambda space, trials, rng: AskedProposer(space, rng, model))
+        return _by_proposer(functools.partial(AskedProposer, model=model))
     if detail or kind not in (*proposer_names(), NEAREST, TRANSFER):
         raise UserError(f"there is no searcher {name!r}; choose from {', '.join(names())}")
     if kind == NEAREST:
-        return _by_proposer(lambda space, trials, rng: NearestProposer(space, rng, known.spaces))
+        return _by_proposer(functools.partial(NearestProposer, known=known.spaces))
     if kind == TRANSFER:
         imported("sklearn", "the searcher transfer needs", "worlds")
         prior = fitted_on(known.spaces, known.seed)

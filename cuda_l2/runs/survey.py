@@ -20,20 +20,12 @@ from typing import Any
 
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.library.kernels import kernels_of
-from cuda_l2.library.table import (
-    PoolRow,
-    pool_of,
-    read_pool,
-    read_table,
-    read_times,
-    schedule_text,
-    write_pool,
-)
+from cuda_l2.library.table import PoolRow, pool_of, read_pool, read_table, read_times, schedule_text, write_pool
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.measure.quick import Item, QuickTimer
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
-from cuda_l2.runs.run_file import Header, RunFile
+from cuda_l2.runs.results import Header, RunFile
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import Option, Shortlist, default_pool
 from cuda_l2.system.closing import Closing

@@ -18,8 +18,7 @@ from cuda_l2.propose._base import proposer_maker, space_for
 from cuda_l2.records import Candidate, Gemm, Timing, TimingStatus, Trial
 from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.runs.library_run import Library, figures, headline
-from cuda_l2.runs.results import MEASURED, Measurement, ResultsFile
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import MEASURED, Header, Measurement, ResultsFile
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.search import Progress, judge_group
 from cuda_l2.system import paths

@@ -18,7 +18,25 @@ from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definition, definitions
 from cuda_l2.tasks.optional import is_foreign, load_kernelbench
-from cuda_l2.tasks.sample import sample
+
+SAMPLED = (
+    *("gelu", "silu_gate", "bias_gelu_residual"),  # element by element
+    *("softmax", "residual_rms_norm", "layer_norm", "variance_rows", "max_rows"),  # rows
+    *("temperature_softmax", "greedy_token"),  # long rows
+    *("cross_entropy", "cross_entropy_gradient", "mse"),  # losses
+    *("mean_columns", "embedding_bag_sum", "embedding_position_norm"),  # columns and tables
+    *("adamw", "clip_gradient_norm", "lamb"),  # optimizer steps
+    *("transpose_add", "max_pool2d", "conv2d_depthwise"),  # across rows
+)
+SAMPLED_IN_16_BITS = ("attention_causal", "attention_grouped_query")
+"""Some tasks of each kind of work, for figures that a few minutes must do for."""
+
+
+def sample(target: str) -> list[Operation]:
+    """The tasks of SAMPLED at their sizes for a target, cpu or cuda."""
+    named = [(name, "float32") for name in SAMPLED] + [(name, "float16") for name in SAMPLED_IN_16_BITS]
+    return [definition(name).task(dtype=dtype, target=target) for name, dtype in named]
+
 
 ALL, SERVED, SAMPLE = "all", "served", "sample"
 """Every task of our own; those that a kernel family serves on the machine; of these some of each kind."""

@@ -27,8 +27,7 @@ def _text(name: str) -> Column[str]:
 
 
 candidates = Table(
-    *("candidates", METADATA, Column("id", Text, primary_key=True), _text("source")),
-    sqlite_with_rowid=False,
+    *("candidates", METADATA, Column("id", Text, primary_key=True), _text("source")), sqlite_with_rowid=False
 )
 trials = Table(
     *("trials", METADATA, Column("number", NUMBER, Identity(), primary_key=True), _text("task")),

@@ -18,10 +18,7 @@ class LinesFile(Closing):
     """The file, open for one run alone. A context manager."""
 
     def __init__(
-        self,
-        path: Path,
-        accept: Callable[[bytes], None] = lambda line: None,
-        warn: Callable[[str], None] | None = None,
+        self, path: Path, accept: Callable[[bytes], None] = lambda line: None, warn: Callable[[str], None] | None = None
     ) -> None:
         """Open the file or begin it; the last line of a killed run is completed or dropped.
 

@@ -36,11 +36,9 @@ def machine_lock(gpu: str = "", *, several: bool = False) -> Iterator[float]:
 def held(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[Path]:
     """Hold a file under the cache against other threads and processes; its path."""
     path = paths.cache_dir() / name
-    try:
+    with scratch.writing():
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
-    except OSError as error:
-        raise scratch.unwritable(error) from None
     with file:
         take(file, kind, WAITING)
         yield path

@@ -19,12 +19,10 @@ STALE_S = 3600.0
 def make_folder() -> Path:
     """A new folder, the caller's to rename or remove; UserError where the cache cannot be written."""
     parent = paths.cache_dir() / "scratch"
-    try:
+    with writing():
         parent.mkdir(parents=True, exist_ok=True)
         _sweep(parent)
         return Path(tempfile.mkdtemp(dir=parent))
-    except OSError as error:
-        raise unwritable(error) from None
 
 
 @contextlib.contextmanager
@@ -52,6 +50,23 @@ def require_executable(folder: Path) -> None:
             f"the cache {paths.cache_dir()} lies on a mount with noexec, from which no kernel can be loaded; set"
             " CUDA_L2_CACHE to a folder on another"
         )
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file of the cache through a name of its own, so that a reader sees all or nothing."""
+    with writing(), folder() as own:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (own / path.name).write_bytes(content)
+        (own / path.name).replace(path)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """UserError in place of an OSError, which means that the cache cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(error) from None
 
 
 def unwritable(error: OSError) -> UserError:

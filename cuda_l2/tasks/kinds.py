@@ -15,9 +15,8 @@ from cuda_l2.tasks._base import definition
 from cuda_l2.tasks.cases import CACHE_BYTES, Cases, OwnCases
 from cuda_l2.tasks.optional import is_foreign, load_kernelbench
 from cuda_l2.tasks.products import CpuReferences, CudaReferences, ProductCases
-from cuda_l2.tasks.reference_text import reference_text
 from cuda_l2.tasks.values import Distribution
-from cuda_l2.tasks.words import product_words, sizes_words, tensor_lines, tolerance_words
+from cuda_l2.tasks.words import product_words, reference_text, sizes_words, tensor_lines, tolerance_words
 
 HOST_COPIES = 40
 """Most copies of a task's tensors in fp32 that checking and timing on the CPU keep at once: cases, references in fp64,

@@ -174,10 +174,10 @@ class GpuSession(Session):
         """The outputs of one launch of a matrix product that finds B where A lies; the case's B has A's bytes."""
 
     @abstractmethod
-    def launch_side_by_side(self, case: Case) -> Iterator[Outputs]:
+    def launch_side_by_side(self, case: Case) -> Iterator[list[Outputs]]:
         """The outputs of launches whose tensors, or two of them, lie right behind one another, in several orders.
 
-        They lie in records that the next launches overwrite.
+        The first launch has them apart. They lie in records that the launches of the next list overwrite.
         """
 
     @abstractmethod

@@ -292,25 +292,25 @@ class CudaSession(GpuSession):
         self._call("launch", self.timeout_s, turns=[turn])
         return self._result(case)
 
-    def launch_side_by_side(self, case: Case) -> Iterator[Outputs]:
+    def launch_side_by_side(self, case: Case) -> Iterator[list[Outputs]]:
         self._fill(case, place=0)
         arena, turns = self.arena, []
-        for number, places in enumerate(self._side_by_side):
+        for number, places in enumerate([{}, *self._side_by_side]):
             to = {arena.address(self._places[0][name]): arena.address(place) for name, place in places.items()}
             written = [
-                segment._replace(
-                    address=to.get(segment.address, segment.address), source=segment.source and segment.address
-                )
+                segment._replace(address=to.get(segment.address, segment.address), source=here)
                 for segment in arena.before_launch(case.tensors)
+                for here in [segment.address if segment.source else 0]
             ]
             records = arena.records_of(number % arena.records, 0)
             kept = [segment._replace(source=to.get(segment.source, segment.source)) for segment in records]
-            turns.append(self._message(written, kept, spoil=True) | {"binding": len(self._places) + number})
+            binding = len(self._places) + number - 1 if number else 0
+            turns.append(self._message(written, kept, spoil=True) | {"binding": binding})
         for start in range(0, len(turns), arena.records):
             some = turns[start : start + arena.records]
             self._call("launch", self._limit_s(len(some) * slowest_s(case.task)), turns=some)
             self._require_kept(arena.held(case.tensors))
-            yield from map(arena.recorded, range(len(some)))
+            yield [arena.recorded(number) for number in range(len(some))]
 
     def launch_beside_load(self, case: Case, count: int) -> Outputs:
         self._fill(case)

@@ -9,7 +9,7 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Clamps B to 32.
- * because: large or small
+ * because: large or small|exact sum
  * expect: incorrect imprecise */
 #include <cuda_fp16.h>
 

@@ -20,8 +20,7 @@ import openai
 
 from cuda_l2.llm import completions, network
 from cuda_l2.llm._base import Model, Outcome, Reply, Request, one_line, without_system
-from cuda_l2.llm.completions import ErrorInBody, NotAnAnswer
-from cuda_l2.llm.limits import Limits, limits_in
+from cuda_l2.llm.completions import ErrorInBody, Limits, NotAnAnswer, limits_in
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError

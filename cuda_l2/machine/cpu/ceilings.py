@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.steps import step
 
@@ -95,8 +96,5 @@ def _read(path: Path) -> Ceilings | None:
 
 
 def _write(path: Path, found: Ceilings) -> None:
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs the next process a second
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(found)))
-        new.replace(path)
+    with contextlib.suppress(UserError):  # a cache that cannot be written costs the next process a second
+        write_text(path, json.dumps(asdict(found)))

@@ -227,11 +227,5 @@ def compiled_helpers(arch: str) -> Path:
     target = paths.cache_dir() / "helpers" / f"cuda-{arch}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cubin"
     if not target.exists():
         code = Program(text, "c++", ProgramOptions(arch=arch, std="c++17")).compile("cubin").code
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with scratch.folder() as folder:
-                (folder / "helpers.cubin").write_bytes(bytes(code))
-                (folder / "helpers.cubin").rename(target)
-        except OSError as error:
-            raise scratch.unwritable(error) from None
+        scratch.keep(target, bytes(code))
     return target

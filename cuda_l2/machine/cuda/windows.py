@@ -22,8 +22,8 @@ RECORD_BYTES = 64 << 20
 MAX_RECORDS = 256
 STAGED_BYTES = 32 << 20
 """What launches in a row read that the first of them does not."""
-ORDERS = 6
-"""In which all tensors lie side by side, at most, and in which two do."""
+ORDERS, ORDERS_OF_TWO = 6, 2
+"""In which all tensors lie side by side, at most, and in which two of more do."""
 
 
 class Sharing(enum.StrEnum):
@@ -78,14 +78,14 @@ def records(stride: int) -> int:
 
 
 def side_by_side(task: Task, rng: np.random.Generator) -> list[dict[str, int]]:
-    """Offsets of tensors that lie one right behind the other: all of a task's, and two of them, in several orders.
+    """Offsets of tensors that lie one right behind the other: all of a task's in several orders, and two in some drawn.
 
-    In all six orders of three tensors, and of two of three. Each begins at a multiple of 16 bytes or of 512.
+    In all six orders of three tensors. Each begins at a multiple of 16 bytes, or each at one of 512.
     """
     tensors, found = [task.tensors[i] for i in rng.permutation(len(task.tensors))], []
-    for count in {len(tensors), min(2, len(tensors))}:
+    for count, most in {len(tensors): ORDERS, min(2, len(tensors)): ORDERS_OF_TWO}.items():
         step = int(rng.choice((TENSOR_ALIGN, ALLOCATED_ALIGN)))
-        for order in itertools.islice(itertools.permutations(tensors, count), ORDERS):
+        for order in itertools.islice(itertools.permutations(tensors, count), most):
             starts = itertools.accumulate((rounded_up(tensor.bytes, step) for tensor in order), initial=0)
             found.append({tensor.name: start for tensor, start in zip(order, starts, strict=False)})
     return found

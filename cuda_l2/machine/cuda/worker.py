@@ -71,13 +71,7 @@ class CudaWorker(Closing):
             self.arena = arena
 
     def load(
-        self,
-        cubin: Path,
-        plan: Plan,
-        places: Sequence[dict[str, Place]],
-        slot: int = 0,
-        *,
-        guarded: bool = False,
+        self, cubin: Path, plan: Plan, places: Sequence[dict[str, Place]], slot: int = 0, *, guarded: bool = False
     ) -> None:
         """Load a candidate and bind it to each set of places; Fault where it cannot be launched so.
 

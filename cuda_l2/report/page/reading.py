@@ -14,8 +14,7 @@ from cuda_l2.records import Task, Trial, from_json
 from cuda_l2.report import grid
 from cuda_l2.report.page import models, rows, searchers
 from cuda_l2.report.page.records import Found, Origin, Proof, Search, Sheet, Training, Verification
-from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Header, Measurement
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported, read_text
 from cuda_l2.system.place import Place

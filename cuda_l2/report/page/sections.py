@@ -1,6 +1,5 @@
 """The sections of one study: Tables 1 to 3, Figures 1, 3 and 4, roofline and heat map."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from cuda_l2.records import Gemm, Interval
@@ -121,8 +120,7 @@ def _one_shape(study: Study, key: str) -> Part:
 
 
 def _interval(of: Interval) -> Cell:
-    known = math.isfinite(of.low) and math.isfinite(of.high)
-    return Cell(f"{of.estimate:.4g}" + (f" [{of.low:.4g}, {of.high:.4g}]" if known else ""), of.estimate)
+    return Cell(of.text(".4g"), of.estimate)
 
 
 def _table_1(study: Study, key: str, mode: str, cases: list[Case], found: list[tuple[str, str, Ratios]]) -> Part:
@@ -272,10 +270,8 @@ def _rules(study: Study, key: str) -> list[Part]:
     for rule in patterns.rules(found):
         claim = rule.claim
         theirs = number(claim.rho) if claim.rho else Cell("not given")
-        ours = [
-            Cell(f"{rho.estimate:.3f} [{rho.low:.3f}, {rho.high:.3f}]", rho.estimate) if rho else Cell("-")
-            for rho in (rule.ours, rule.ours_by_rank)
-        ]
+        ranks = rule.ours, rule.ours_by_rank
+        ours = [Cell(rho.text(".3f"), rho.estimate) if rho else Cell("-") for rho in ranks]
         rows.append((claim.figure, claim.words, claim.theirs, theirs, *ours, rule.evidence, rule.verdict))
     paper = "the paper, A100", "its rho"
     head = ("figure", "rule of section 6", *paper, "our rho [95 %]", "by rank", "our evidence", "for or against")

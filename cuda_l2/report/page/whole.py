@@ -169,16 +169,7 @@ def _searches(found: Found) -> Section:
          ", ".join(search.proposers), search.origin.file)
         for search in found.searches
     ]  # fmt: skip
-    head = (
-        "task",
-        "device",
-        "tried",
-        "correct and timed",
-        "best, as the search saw it",
-        "rejected",
-        "by",
-        "file",
-    )
+    head = ("task", "device", "tried", "correct and timed", "best, as the search saw it", "rejected", "by", "file")
     caption = "Times by which a search chooses; reports of winners come from other runs."
     section.parts.append(table("searches-table", "Searches", caption, head, rows))
     rejected: list[Row] = [

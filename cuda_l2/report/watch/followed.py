@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cuda_l2.archive import SCHEMA_VERSION
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Gemm, from_json
-from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.results import Header
 from cuda_l2.system.database import connect_to_watch
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import parsed

@@ -70,11 +70,7 @@ TASKS = (
     Definition(
         "rotary_embedding",
         _rotary,
-        {
-            "x": normal("batch heads length 2*half"),
-            "cosine": normal("length half"),
-            "sine": normal("length half"),
-        },
+        {"x": normal("batch heads length 2*half"), "cosine": normal("length half"), "sine": normal("length half")},
         {"batch": 2, "heads": 4, "length": 30, "half": 16},
         {"batch": 8, "heads": 32, "length": 2048, "half": 64},
         flops="6*batch*heads*length*half",

@@ -11,12 +11,7 @@ _MNK_CPU, _MNK_GPU = {"m": 96, "n": 128, "k": 256}, {"m": 2048, "n": 4096, "k": 
 
 TASKS = (
     Definition(
-        "matmul",
-        lambda a, b: a @ b,
-        {"a": normal("m k"), "b": normal("k n")},
-        _MNK_CPU,
-        _MNK_GPU,
-        flops="2*m*n*k",
+        "matmul", lambda a, b: a @ b, {"a": normal("m k"), "b": normal("k n")}, _MNK_CPU, _MNK_GPU, flops="2*m*n*k"
     ),
     Definition(
         "matmul_at",

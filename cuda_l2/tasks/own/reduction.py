@@ -52,10 +52,7 @@ TASKS = (
     ),
     Definition(
         "residual_rms_norm",
-        lambda x, residual, gain: (
-            x + residual,
-            F.rms_norm(x + residual, gain.shape, gain, 1e-6),
-        ),
+        lambda x, residual, gain: (x + residual, F.rms_norm(x + residual, gain.shape, gain, 1e-6)),
         {**_X, "residual": normal("rows columns")},
         **_SIZES,
         weights={"gain": normal("columns")},
