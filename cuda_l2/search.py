@@ -91,7 +91,7 @@ class Scope:
 class Order:
     """A candidate to be judged by another process: what it must know of this one's evaluator.
 
-    build: where it was built here, and built_s is how long a process waited for it.
+    build: where it was built here, and built_s is how long a process waited for it. full: with the slow checks.
     """
 
     task: Task
@@ -101,6 +101,7 @@ class Order:
     left_s: float
     build: Build | None = None
     built_s: float = 0.0
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,16 @@ class Judges(Protocol):
 
 
 def begin(
-    judges: Judges, evaluator: Evaluator, candidate: Candidate, build: Callable[[], Build | None] = lambda: None
+    judges: Judges,
+    evaluator: Evaluator,
+    candidate: Candidate,
+    build: Callable[[], Build | None] = lambda: None,
+    *,
+    full: bool = False,
 ) -> "Future[Judged]":
     """Have a candidate judged in place of an evaluator. build: as in `Judges.begin`."""
     task, rewards, best, left_s = evaluator.task, evaluator.rewards, evaluator.best_speedup, evaluator.left_s
-    return judges.begin(Order(task, candidate, rewards, best, left_s), build)
+    return judges.begin(Order(task, candidate, rewards, best, left_s, full=full), build)
 
 
 def taken(judges: Judges, evaluator: Evaluator, judged: "Future[Judged]") -> Trial:

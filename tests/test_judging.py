@@ -28,12 +28,14 @@ from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Candidate, Gemm, Operation, Trial
 from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.runs import pool, workers
-from cuda_l2.runs.judging import JudgePool, require_gpus, require_known
-from cuda_l2.search import begin, judge_group, taken
+from cuda_l2.runs.judging import Evaluators, JudgePool, _judged, require_gpus, require_known
+from cuda_l2.search import Order, begin, judge_group, taken
 from cuda_l2.settings import Settings
 from cuda_l2.store.opening import open_database
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.turns import ALONE
 from cuda_l2.tasks import parse
+from cuda_l2.verify import often
 
 GEMM = Gemm(64, 48, 80)
 SHAPES = ["16x16x16", "16x16x32"]
@@ -242,6 +244,17 @@ def test_a_process_judges_what_was_built_for_it(dies, rig) -> None:
         build = replace(build, log="of who asks")
         trial = taken(judges, evaluator, begin(judges, evaluator, one, lambda: build))
     assert trial.build == build and trial.timing
+
+
+def test_an_order_in_full_runs_the_slow_checks_too(rig, monkeypatch) -> None:
+    monkeypatch.setattr(often.CHECK, "full_only", True)
+    (candidate,) = candidates(rig, 1)
+    with Evaluator(GEMM, rig) as evaluator, Evaluators(rig) as evaluators:
+        (build,) = evaluator.build([candidate])
+        for full in (False, True):
+            order = Order(GEMM, candidate, evaluator.rewards, 0.0, 60.0, build, full=full)
+            verdict = _judged(evaluators, ALONE, order).trial.verdict
+            assert verdict is not None and ("often" in verdict.passed) == full
 
 
 def test_a_process_on_another_machine_builds_by_itself(dies, rig) -> None:

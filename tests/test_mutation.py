@@ -256,6 +256,23 @@ def test_the_sample_is_large_enough_and_holds_no_machine_code_twice(target: Cuda
     assert used == Counter(mutant.operator for mutant in taken)
 
 
+def test_kernels_that_nothing_launches_make_no_mutants(target: CudaTarget) -> None:
+    subject = next(subject for subject in TASK_SUBJECTS if subject.name == "gpu mean")
+    text = subject.candidate(target).source
+    kernel, unused = (
+        text.replace("/ SPLITS;", "/ SPLITS + 1;", 1),
+        text.replace("blockIdx.x * 256", "blockIdx.x * 128", 1),
+    )
+    assert len({text, kernel, unused}) == 3
+    builds = build_all([Candidate(each) for each in (text, kernel, unused)], dataclasses.replace(target, cores=2))
+    assert len({Path(build.artifact).read_bytes() for build in builds}) == 3
+    found = [
+        sampling.fingerprint(build, each, subject.task, SMS)
+        for build, each in zip(builds, (text, kernel, unused), strict=True)
+    ]
+    assert found[0] == found[2] != found[1]
+
+
 def test_mutants_that_do_not_compile_or_compile_to_the_same_are_left_out(tmp_path: Path) -> None:
     subject = Subject("kernel", "none", "64x64x64", {})
 

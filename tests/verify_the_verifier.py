@@ -10,6 +10,7 @@ verification.csv. Exits with 1 where a cheat was accepted, an honest kernel reje
 """
 
 import argparse
+import collections
 import contextlib
 import csv
 import dataclasses
@@ -19,6 +20,8 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from cuda_cheats import ACCEPTED, Cheat, all_cheats
@@ -29,6 +32,7 @@ from mutation.source import Source
 from mutation.subjects import KERNELS, Subject
 
 import cuda_l2
+from cuda_l2 import search
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Build, Candidate, Gemm, Trial
@@ -43,6 +47,8 @@ PACKAGE, TESTS = Path(cuda_l2.__file__).parent, Path(__file__).parent
 VERIFIER = tuple(
     PACKAGE / name for name in ("build", "contract", "evaluator.py", "machine", "measure", "rigs", "verify")
 )
+AHEAD = 2
+"""Mutants a process that judges, which are given to it before results are waited for."""
 MUTATING = (PACKAGE / "families", TESTS / "mutation")
 
 
@@ -100,33 +106,61 @@ def judge_cheats(rig: Rig, book: Book, cheats: Sequence[Cheat]) -> None:
                 _say("cheat", cheat.name, trial[0], "" if right else "  UNEXPECTED")
 
 
-def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], part: tuple[int, int]) -> None:
-    """The subjects as they are, then their mutants; part: the first of two takes the even ones, and so on."""
+def judge_mutants(
+    rig: Rig, book: Book, subjects: Sequence[Subject], part: tuple[int, int], pool: JudgePool | None = None
+) -> None:
+    """The subjects as they are, then their mutants; part: the first of two takes the even ones, and so on.
+
+    pool: processes that judge in place of this one.
+    """
     used: Counter[str] = Counter()
     number, parts = part
     sms = getattr(rig.target, "sms", 0)  # a GPU's
     for subject in subjects:
         original = subject.candidate(rig.target)
         quotas = sampling.PLAIN_QUOTAS if Source(original.source).plain else sampling.QUOTAS
-        with Evaluator(subject.task, rig) as evaluator:
+        with Evaluator(subject.task, rig, judges_here=pool is None) as evaluator:
             _wait_for_nobody(evaluator)
+            begun: collections.deque[tuple[Mutant, float, Future[search.Judged]]] = collections.deque()
+
+            def add(mutant: Mutant, start: float, trial: Trial, subject: Subject = subject) -> None:
+                book.add(_judged("mutant", mutant.id, subject.shape, trial, time.perf_counter() - start, mutant))
+                _say("mutant", mutant.id, trial, f"  {mutant.after[:100]}" if trial.timing else "")
 
             def build(texts: Sequence[str], evaluator: Evaluator = evaluator) -> Iterator[Build]:
                 return evaluator.build([Candidate(text) for text in texts])
 
             if not book.known("original", subject.name, original.source):
                 start = time.perf_counter()
-                (trial,) = evaluator.evaluate([original], full=True)
+                if pool:
+                    trial = taken(pool, evaluator, begin(pool, evaluator, original, full=True))
+                else:
+                    (trial,) = evaluator.evaluate([original], full=True)
                 book.add(_judged("original", subject.name, subject.shape, trial, time.perf_counter() - start))
                 _say("original", subject.name, trial)
             sample = sampling.select(subject, original.source, sms, build, used, quotas)
             for i, (mutant, built) in enumerate(sample):
                 if i % parts != number - 1 or book.known("mutant", mutant.id, mutant.source):
                     continue
-                start = time.perf_counter()
-                trial = evaluator.judge(Candidate(mutant.source), built, full=True)
-                book.add(_judged("mutant", mutant.id, subject.shape, trial, time.perf_counter() - start, mutant))
-                _say("mutant", mutant.id, trial, f"  {mutant.after[:100]}" if trial.timing else "")
+                start, candidate = time.perf_counter(), Candidate(mutant.source)
+                if not pool:
+                    add(mutant, start, evaluator.judge(candidate, built, full=True))
+                    continue
+                begun.append((mutant, start, begin(pool, evaluator, candidate, partial(_itself, built), full=True)))
+                if len(begun) > AHEAD * pool.count:
+                    first, since, judged = begun.popleft()
+                    add(first, since, taken(pool, evaluator, judged))
+            for left, since, judged in begun:
+                add(left, since, taken(pool, evaluator, judged))
+
+
+def _pool(held: contextlib.ExitStack, target: str, judges: int) -> JudgePool | None:
+    """Processes that judge on one GPU; None where this one does."""
+    return held.enter_context(JudgePool(gpus("1"), target, print, each=judges)) if judges > 1 else None
+
+
+def _itself(build: Build) -> Build:
+    return build
 
 
 def judge_faults(book: Book, target: str, judges: int) -> bool:
@@ -138,7 +172,7 @@ def judge_faults(book: Book, target: str, judges: int) -> bool:
     with contextlib.ExitStack() as held:
         rig = held.enter_context(open_rig(target))
         evaluator = held.enter_context(Evaluator(subject.task, rig, judges_here=judges == 1))
-        pool = held.enter_context(JudgePool(gpus("1"), target, print, each=judges)) if judges > 1 else None
+        pool = _pool(held, target, judges)
         if target == "cpu":
             _wait_for_nobody(evaluator)
             original = subject.candidate(rig.target)
@@ -222,7 +256,7 @@ def main() -> int:
     parser.add_argument(
         "--faults", choices=("cpu", "cuda"), help="judge faults that few launches show, and nothing else"
     )
-    parser.add_argument("--judges", type=int, default=1, help="processes that judge the faults, on one GPU")
+    parser.add_argument("--judges", type=int, default=1, help="processes that judge faults or mutants, on one GPU")
     options = parser.parse_args()
     if not options.out:
         if options.faults or options.kernels != "products":
@@ -239,12 +273,15 @@ def main() -> int:
     else:
         subjects = [each for each in KERNELS[options.kernels] if not options.subject or each.name in options.subject]
         try:
-            with open_rig("cpu" if options.kernels == "cpu" else "cuda") as rig:
+            with contextlib.ExitStack() as held:
+                target = "cpu" if options.kernels == "cpu" else "cuda"
+                rig = held.enter_context(open_rig(target))
                 environment |= {**rig.environment(), "date": now()[:10]}
                 if options.only != "mutants" and options.kernels == "products":
                     judge_cheats(rig, book, cheats)
                 if options.only != "cheats":
-                    judge_mutants(rig, book, subjects, options.part)
+                    pool = _pool(held, target, options.judges)
+                    judge_mutants(rig, book, subjects, options.part, pool)
         except UserError as error:
             parser.exit(2, f"{error}\n")
     return 0 if write(book, options.out, cheats, environment) else 1

@@ -75,10 +75,10 @@ def _judged(evaluators: Evaluators, turns: Turns, order: Order) -> Judged:
     evaluator.best_speedup = max(evaluator.best_speedup, order.best_speedup)
     evaluator.ends = evaluator.clock.now() + order.left_s
     if order.build:
-        trial = evaluator.judge(order.candidate, order.build)
+        trial = evaluator.judge(order.candidate, order.build, full=order.full)
         seconds["build"] -= order.built_s
     else:
-        (trial,) = evaluator.evaluate([order.candidate])
+        (trial,) = evaluator.evaluate([order.candidate], full=order.full)
     took = {stage: after - seconds[stage] for stage, after in evaluator.stage_seconds.items()}
     return Judged(trial, took, evaluator.queued_s - queued_s)
 

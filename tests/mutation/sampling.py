@@ -2,13 +2,16 @@
 
 import bisect
 import hashlib
+import io
 import itertools
 import re
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
 
 from cuda_l2.contract import ContractError, parse, plan_cuda
 from cuda_l2.records import Build, BuildStatus, Task
@@ -28,6 +31,7 @@ PLAIN_QUOTAS = {
     "contract": 3,
 }
 """The same where CPUs' kernels and kernels for tasks are mutated: of some groups a CPU has none."""
+ELF = b"\x7fELF"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 assert set(QUOTAS) == set(GROUPS)
 
@@ -115,13 +119,28 @@ def select(
 
 
 def fingerprint(build: Build, source: str, task: Task, sms: int) -> str:
-    """Machine code and launches: what the device sees of a candidate. sms: a GPU's; 0 for a CPU."""
+    """Machine code and launches: what the device sees of a candidate. sms: a GPU's; 0 for a CPU.
+
+    Of a GPU's machine code that of kernels which are launched.
+    """
+    code = Path(build.artifact).read_bytes() if build.artifact else build.reason.encode()
     try:
         plan = repr(plan_cuda(source, task, sms) if sms else parse(source))
+        if sms and code.startswith(ELF):
+            code = _launched(code, {launch.kernel for launch in plan_cuda(source, task, sms).launches})
     except ContractError as error:
         plan = str(error)
-    code = Path(build.artifact).read_bytes() if build.artifact else build.reason.encode()
     return hashlib.sha256(plan.encode() + code).hexdigest()
+
+
+def _launched(code: bytes, kernels: Set[str]) -> bytes:
+    """Sections of a cubin that belong to these kernels, and its constants."""
+    found = [
+        f"{section.name} {section['sh_size']} {section['sh_info']}".encode() + section.data()
+        for section in ELFFile(io.BytesIO(code)).iter_sections()
+        if section.name.rpartition(".")[2] in kernels or section.name == ".nv.constant3"
+    ]
+    return b"".join(found)
 
 
 def equivalents() -> dict[str, str]:

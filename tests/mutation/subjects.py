@@ -127,9 +127,11 @@ CPU_SUBJECTS = (
         {"VECTOR_BITS": 256, "THREADS": 2, "UNROLL": 2, "BLOCK": 64, "PARTS": 1},
     ),
 )
+# Here the last vectors are an odd number, and not the first that a thread loads at once; there are more rows than threads
+# where one block adds numbers of rows up, and more columns than threads where a launch of its own joins splits.
 TASK_SUBJECTS = (
     Subject(
-        *("gpu softmax", "gpu_rows", "softmax:rows=37,columns=1036"),
+        *("gpu softmax", "gpu_rows", "softmax:rows=37,columns=1188"),
         {"VEC": 4, "LANES": 32, "CLUSTER": 1, "KEEP": 0, "ITEMS": 2, "ROWS": 4},
     ),
     Subject(
@@ -137,11 +139,11 @@ TASK_SUBJECTS = (
         {"VEC": 2, "LANES": 64, "CLUSTER": 1, "KEEP": 2, "ROWS": 2},
     ),
     Subject(
-        *("gpu softmax in clusters", "gpu_rows", "temperature_softmax:rows=5,vocabulary=4104"),
+        *("gpu softmax in clusters", "gpu_rows", "temperature_softmax:rows=5,vocabulary=4100"),
         {"VEC": 4, "LANES": 256, "CLUSTER": 2, "KEEP": 1},
     ),
     Subject(
-        *("gpu cross entropy", "gpu_rows", "cross_entropy:rows=37,classes=1030"),
+        *("gpu cross entropy", "gpu_rows", "cross_entropy:rows=150,classes=1234"),
         {"VEC": 2, "LANES": 32, "KEEP": 0, "ITEMS": 4, "ROWS": 4, "TAIL": 1},
     ),
     Subject(
@@ -151,6 +153,10 @@ TASK_SUBJECTS = (
     Subject(
         *("gpu mean", "gpu_columns", "mean_columns:rows=333,columns=204"),
         {"VEC": 4, "THREADS": 128, "ITEMS": 2, "SPLITS": 4, "TAIL": 1},
+    ),
+    Subject(
+        *("gpu least", "gpu_columns", "argmin_columns:rows=333,columns=299"),
+        {"VEC": 1, "THREADS": 128, "ITEMS": 2, "SPLITS": 4, "TAIL": 0},
     ),
     Subject(
         *("gpu total", "gpu_total", "mse:rows=37,columns=1037"),
