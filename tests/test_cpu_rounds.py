@@ -16,12 +16,12 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.quiet import Busy
-from cuda_l2.measure.rounds import LEAST_ROUNDS, Limits, Terms
+from cuda_l2.measure.rounds import CANDIDATE, LEAST_ROUNDS, Kernel, Limits, Terms
 from cuda_l2.measure.sampler import Samples
 from cuda_l2.measure.torch_baselines import TorchArm, TorchBaselines
 from cuda_l2.optimizer import Result
 from cuda_l2.propose._policy import default_candidates
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm
 from cuda_l2.report.tables import print_result
 from cuda_l2.rigs import cpu
 from cuda_l2.search import Progress
@@ -119,7 +119,8 @@ class Pairs(_CpuRounds):
             {"torch": SimpleNamespace(name=f"torch {pair}", freeze=lambda: None)} for pair in range(pairs)
         ]
         terms = Terms(OFFLINE, np.random.default_rng(0), clock=ticking())
-        super().__init__(SimpleNamespace(slots=4, fresh_processes=False), baselines, {"ours": worker}, terms, 60.0)  # type: ignore[arg-type]
+        operands = SimpleNamespace(slots=4, fresh_processes=False, require_bounds_kept=lambda: None)
+        super().__init__(operands, baselines, {"ours": worker}, terms, 60.0)  # type: ignore[arg-type]
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         process = self.contestants[name]
@@ -199,20 +200,26 @@ def test_the_interval_over_pairs_covers_what_the_one_over_rounds_does_not() -> N
 def test_the_time_that_further_processes_took_to_start_is_part_of_the_limit(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, arms, given = ticking(), cpu.CpuBench._arms, list[Terms]()
+    clock, given = ticking(), list[Terms]()
 
-    def slowly(*asked: Any) -> Any:
+    def slowly(bench: Any) -> list[Any]:
         clock.sleep(4.0)
-        return arms(*asked)
+        return []
 
     def measure(kernels: Any, baselines: Any, operands: Any, terms: Terms, timeout_s: float) -> dict[str, Any]:
         given.append(terms)
         return {}
 
     monkeypatch.setattr(cpu, "CLOCK", clock)
-    monkeypatch.setattr(cpu.CpuBench, "_arms", slowly)
+    monkeypatch.setattr(cpu.CpuBench, "_more_processes", slowly)
     monkeypatch.setattr(cpu, "measure_cpu", measure)
+    kernels = {CANDIDATE: Kernel(Candidate(honest_source()), Build("", BuildStatus.BUILT, artifact="none"))}
     with rig.open(GEMM, 0) as bench:
+        bench.time_kernels(kernels, OFFLINE, Limits(within_s=10.0))
+        bench.time_kernels(kernels, OFFLINE)
         bench.time_kernels({}, OFFLINE, Limits(within_s=10.0))
-        bench.time_kernels({}, OFFLINE)
-    assert [terms.limits.within_s for terms in given] == [pytest.approx(6.0, abs=0.1), np.inf]
+    assert [terms.limits.within_s for terms in given] == [
+        pytest.approx(6.0, abs=0.1),
+        np.inf,
+        pytest.approx(10.0, abs=0.1),
+    ]

@@ -230,7 +230,7 @@ def test_a_launch_that_rests_in_the_middle_of_a_row_is_found(parts: Any) -> None
 
 
 def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And launches meet every place that timed ones have."""
+    """And launches meet every window that timed ones have, and every order side by side."""
     workers, candidate, build = parts(honest)
     met: list[tuple[bool, int]] = []
     launch = WorkerProcess.launch
@@ -246,7 +246,12 @@ def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monke
         verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
     assert verdict.status == "correct", (verdict.check, verdict.reason)
     assert {spoil for spoil, _ in met} == {True, False}
-    assert {place for _, place in met} == set(range(PRODUCT_WINDOWS**2 + ORDERS + ORDERS_OF_TWO))
+    places, several = {place for _, place in met}, PRODUCT_WINDOWS**2
+    assert set(range(several, several + ORDERS + ORDERS_OF_TWO)) <= places
+    for window in (arena.window_of(GEMM.inputs[0], place) for place in range(several)):
+        assert window in {arena.window_of(GEMM.inputs[0], place) for place in places if place < several}
+    for window in (arena.window_of(GEMM.inputs[1], place) for place in range(several)):
+        assert window in {arena.window_of(GEMM.inputs[1], place) for place in places if place < several}
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])

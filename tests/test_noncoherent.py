@@ -14,6 +14,7 @@ READ, STORED = "ld.global.nc.f32 %f1, [%rd5+64];", "st.global.f32 [%rd6], %f2;"
     [
         [P, "add.s64 %rd5, %rd1, %rd9;", "cvta.to.global.u64 %rd3, %rd1;", "add.s64 %rd6, %rd3, 4;", READ, STORED],
         [P, "mov.u64 %rd5, %rd1;", "ld.global.L1::evict_last.nc.v4.u32 {%r1, %r2, %r3, %r4}, [%rd5];", "red.global.add.f32 [%rd1], %f2;"],
+        [P, "mad.wide.u32 %rd5, %r7, 4, %rd1;", "mad.lo.s64 %rd6, %rd8, 4, %rd1;", READ, STORED],
         [P, "mov.b64 %rd6, %rd1;", "mov.b64 %rd5, %rd6;", "@%p1 ld.global.nc.u32 %r1, [%rd5];", "atom.add.f32 %f1, [%rd6], %f2;"],
     ],
 )  # fmt: skip

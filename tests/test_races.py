@@ -95,6 +95,12 @@ def test_even_seeds_leave_polls_as_they_are(poll: str, seed: int) -> None:
     assert f'{D} asm volatile("mbarrier.arrive' in body
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_loop_of_polls_in_one_statement_has_its_delays_with_every_seed(seed: int) -> None:
+    loop = "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared.b64 p, [%0], 1; @p bra DONE; bra WAIT; DONE: }"
+    assert kernel_of(stressed(text(f'asm volatile("{loop}" :: "r"(x));'), seed)).count(D) == 2
+
+
 def test_what_the_text_defines_itself_has_its_delays_inside() -> None:
     defined = 'static __device__ void wait_here(int b) { asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(b)); }'
     source = stressed(text("wait_here(1);", defined), 1)

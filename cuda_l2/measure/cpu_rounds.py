@@ -142,7 +142,7 @@ class _CpuRounds(Rounds):
                 self._warm_up(name, range(count))
                 self.contestants[name].freeze()
                 if name in self.kernels:
-                    self.operands.require_untouched(count)
+                    self.operands.require_bounds_kept()
 
     def begin_watch(self) -> None:
         self.quiet.begin()

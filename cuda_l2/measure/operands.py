@@ -60,7 +60,8 @@ class Operands(ABC):
     def require_untouched(self, count: int) -> None:
         """WrongOutput where a launch on the first slots changed inputs or wrote outside outputs and workspace."""
 
-    def _require_bounds_kept(self) -> None:
+    def require_bounds_kept(self) -> None:
+        """WrongOutput where a launch wrote outside outputs and workspace."""
         if not self.arena.gaps_intact():
             raise WrongOutput("wrote outside its outputs and its workspace in a timed round")
 
@@ -112,7 +113,7 @@ class CaseOperands(Operands):
         for slot, case in enumerate(self._current[:count]):
             if not self.arena.untouched(slot, case.tensors):
                 raise WrongOutput("changed its inputs or weights in a timed round")
-        self._require_bounds_kept()
+        self.require_bounds_kept()
 
 
 class ProductOperands(Operands):
@@ -188,7 +189,7 @@ class ProductOperands(Operands):
                 not np.array_equal(self.arena.row(slot, tensor).view(self._word), words[slot]) for slot in range(count)
             ):
                 raise WrongOutput(f"changed its input {tensor.name.upper()} in a timed round")
-        self._require_bounds_kept()
+        self.require_bounds_kept()
 
 
 def open_operands(arena: Arena, cases: Cases, rng: np.random.Generator) -> Operands:
