@@ -307,7 +307,7 @@ def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:
     with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
         require_gpus("ray", "cpu")
     with pytest.raises(UserError, match="limit --trials instead"):
-        asked = OptimizeSettings(model=ModelSettings(tokens=1000))
+        asked = OptimizeSettings(policy="openai:m@http://127.0.0.1:9", model=ModelSettings(tokens=10**6))
         with Optimizer(replace(asked, target="cpu", archive=tmp_path / "archive.db")) as optimizer:
             list(command._searched_apart(optimizer, [GEMM, GEMM], GPUS))
     with pytest.raises(UserError, match="leave --workers out"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import cuda_l2
+from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
@@ -44,6 +45,13 @@ def test_bad_settings_are_user_errors() -> None:
             cuda_l2.optimize("8x8x8", **settings)
     with pytest.raises(UserError):
         cuda_l2.evaluate("x", "8x8x8", protocol="x")
+
+
+def test_what_only_a_language_model_uses_is_refused_without_one(tmp_path) -> None:
+    model = ModelSettings(answer_tokens=5, without_sandbox=True)
+    with pytest.raises(UserError, match="--answer-tokens: these are for a language model; name one with --policy"):
+        Optimizer(Settings(archive=tmp_path / "archive.db", model=model))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_search_goes_on_with_the_policy_of_the_last_one(tmp_path) -> None:

@@ -1,7 +1,7 @@
 """Settings of a language model; their fields are options of the command line."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from cuda_l2.system.errors import UserError
@@ -64,3 +64,16 @@ class ModelSettings:
             raise UserError("give both prices, --price-in and --price-out, or neither")
         if self.money is not None and self.price_in is None:
             raise UserError("--money needs the prices of a million tokens: --price-in and --price-out")
+
+    def require_none(self) -> None:
+        """UserError where something is set that only a language model has use for.
+
+        The sandbox is none of it: it concerns kernels that a model wrote in an earlier search.
+        """
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in changed if name != "without_sandbox")
+        if named:
+            raise UserError(
+                f"{named}: these are for a language model; name one with --policy openai:MODEL@URL or hf:FOLDER,"
+                " or with --checker"
+            )
