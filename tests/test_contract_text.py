@@ -102,7 +102,6 @@ CUDA = {
     "bulk stores": "with their commit, wait and fence",
     "accesses to other blocks of a cluster": "`barrier.cluster.wait`",
     "barrier.cluster.arrive.relaxed, and": "`barrier.cluster.arrive.relaxed` needs a fence or an arrival",
-    "counts in global memory before": "before it counts, unless the count releases by itself",
     "counts in global memory beside": "beside a fence for the block alone",
     "the address of the function": "no address\n  of a function",
     "reads by ld.global.nc": "`ld.global.nc` (`__ldg`) reads through no pointer that the kernel also writes through",

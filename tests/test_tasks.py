@@ -183,17 +183,6 @@ def test_larger_sizes_leave_a_single_element_behind_vectors_and_smaller_ones_any
     assert all(size in (5, 7) for size in small.values())
 
 
-@pytest.mark.parametrize("multiple", [2, 4, 8])
-def test_sizes_that_vectors_divide_are_an_odd_number_of_them(multiple: int) -> None:
-    known, rng = definition("gelu"), np.random.default_rng(5)
-    for count in range(1, 40):
-        sizes = dict.fromkeys(known.cpu, multiple * count)
-        larger, smaller = (known.other_sizes(rng, near, sizes=sizes, multiple=multiple) for near in (LARGER, SMALLER))
-        assert all(size % (2 * multiple) == multiple for size in (*larger.values(), *smaller.values()))
-        assert all(size > multiple * count for size in larger.values())
-        assert all(size <= multiple * count for size in smaller.values())
-
-
 @pytest.mark.corpus(8)
 @pytest.mark.parametrize("name", OWN)
 def test_sizes_for_a_gpu_can_be_computed_and_fit_one(name: str) -> None:

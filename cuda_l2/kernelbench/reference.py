@@ -25,7 +25,6 @@ from cuda_l2.tasks.tolerance import Bounds, bounds
 from cuda_l2.tasks.values import Distribution
 from cuda_l2.tasks.warm import warm_vector_math
 
-DISTRIBUTIONS = [each for each in Distribution if each is not Distribution.HUGE]  # of fp16 alone
 OTHER_INPUTS = 4
 """Seeds of inputs whose results must all pass for the first ones' where a reference is called constant."""
 
@@ -177,7 +176,7 @@ def examine(path: Path, name: str, revision: str, *, sizes: Mapping[str, int], s
             seconds=found.seconds,
             moves_buffers=found.moves_buffers,
             keeps_numbers=_keeps_numbers(found, loaded, seed),
-            distributions=tuple(str(d) for d in DISTRIBUTIONS if _serves(found, loaded, seed, d)),
+            distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d)),
             eager_max=max(limit.eager_max for limit in allowed),
             max_allowed=max(limit.max_allowed for limit in allowed),
         )

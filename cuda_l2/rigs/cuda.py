@@ -350,11 +350,7 @@ class CudaBench(Bench):
             sharing = (PRODUCT_SHARING if task.product else SHARING)[rotates]
             count = self._rig.rotated(task) if rotates else windows(task, self._rig.target.l2_bytes)
             self._arenas[rotates] = CudaArena(
-                [task, *self._cases.others, *self._cases.far],
-                workspace_bytes(task),
-                windows=count,
-                sharing=sharing,
-                beside=self._beside,
+                [task, *self._cases.others], workspace_bytes(task), windows=count, sharing=sharing, beside=self._beside
             )
         return self._arenas[rotates]
 

@@ -19,10 +19,8 @@ from cuda_l2.tasks.values import Distribution, Domain
 from cuda_l2.tasks.warm import PRECISION_SWITCHES, set_full_precision
 
 CACHE_BYTES = 2 << 30
-OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 2, 4, 8, 32)}
+OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 32)}
 """What other sizes are multiples of, larger and smaller ones: a GPU's kernel that loads vectors may refuse odd ones."""
-FAR_FACTORS = (5, 7, 9)
-"""Odd: a size times one of these divides by the same powers of two, and a contract that takes the one takes both."""
 OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
 """Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30
@@ -104,9 +102,7 @@ class Cases(ABC):
     distributions: tuple[Distribution, ...]
     """Distributions of values, beside the usual ones, that candidates are judged on."""
     others: Sequence[Task]
-    """The task at sizes that nobody was shown: odd ones first, then multiples of more and more."""
-    far: Sequence[Task] = ()
-    """The task with one size several times as large as shown, each in turn."""
+    """The task at sizes that nobody was shown."""
     element_changes = 1
     """How often one element of each tensor is changed."""
 
@@ -182,16 +178,14 @@ class OwnCases(Cases):
 
     task: Operation
     usual = "normal numbers"
+    distributions = tuple(each for each in Distribution if each is not Distribution.NORMAL)
 
     def __init__(
         self, task: Operation, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
     ) -> None:
         super().__init__(task, seed, device, cache_bytes)
         self._known = definition(task.name)
-        unused = {Distribution.NORMAL} | ({Distribution.HUGE} if task.dtype != "float16" else set())
-        self.distributions = tuple(each for each in Distribution if each not in unused)
         self.others = self._others(np.random.default_rng([seed, 2]))
-        self.far = self._far(np.random.default_rng([seed, 3])) if self.device.type == "cuda" else ()
         self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
@@ -205,13 +199,6 @@ class OwnCases(Cases):
                 drawn = [known.other_sizes(rng, factors, sizes=base, multiple=multiple) for base in bases]
                 found += next(([task] for sizes in drawn if (task := self._affordable(sizes))), [])
         return tuple(dict.fromkeys(found))
-
-    def _far(self, rng: np.random.Generator) -> tuple[Operation, ...]:
-        """What goes on beyond the threads of a block, or all that is in flight, shows here; where it is cheap."""
-        shown = dict(self.task.sizes)
-        free = [name for name in shown if name not in self._known.rigid]
-        drawn = [{**shown, name: shown[name] * int(rng.choice(FAR_FACTORS))} for name in free]
-        return tuple(task for sizes in drawn if (task := self._affordable(sizes)))
 
     def _affordable(self, sizes: Mapping[str, int]) -> Operation | None:
         """The task at other sizes; None where they do not go together or take too much."""
