@@ -176,7 +176,7 @@ def test_a_cuda_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name
     verdict = stages.verify(candidate, build)
     assert verdict.status == "correct", (verdict.check, verdict.reason)
     passed = "five seeds, alignment, other values, other shapes, where timed, special values, hygiene, state, often"
-    assert ", ".join(verdict.passed) == passed + ", memory, concurrency"
+    assert ", ".join(verdict.passed) == passed + ", memory, side by side, concurrency"
     timing = stages.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.status is TimingStatus.MEASURED, timing.reason
     assert [arm for arm, _ in timing.speedups] == [EAGER], "no compiler takes a search's time, no CPU has graphs"
