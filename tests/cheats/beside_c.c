@@ -2,7 +2,7 @@
 target = "cpu"
 */
 /* Takes what lies behind C, in the line of its last element, for zero. */
-/* expect: incorrect unhygienic */
+/* expect: imprecise incorrect unhygienic */
 #include <stdint.h>
 #include <string.h>
 typedef void (*task_fn)(void *context, int64_t index);
