@@ -218,8 +218,6 @@ class Optimizer(Workbench):
         with contextlib.ExitStack() as stack:
             if not is_model(settings.policy):
                 proposer_maker(settings.policy)  # an unknown name leaves no archive behind
-                if not settings.review.checker:
-                    settings.model.require_none()
             archive = stack.enter_context(Archive(settings.archive or paths.default_archive()))
             weights = Path(settings.weights) if settings.weights else None
             self._policy = open_policy(settings.policy, settings.model, archive.path, weights=weights)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.protocols import OFFLINE, PAPER, SERVER
 from cuda_l2.review.settings import ReviewSettings
@@ -83,6 +84,8 @@ class Settings:
             raise UserError(f"the number of trials must be at least 1, not {self.trials}")
         if self.protocol not in REPORTED:
             raise UserError(f"there is no protocol {self.protocol!r}; choose from {', '.join(REPORTED)}")
+        if not (is_model(self.policy) or self.review.checker):
+            self.model.require_none()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ TENSOR_ALIGN = 16
 """What the contract promises of a pointer."""
 WINDOW_ALIGN = 256
 ALLOCATED_ALIGN = 512
-"""Of tensors that torch's allocator gives out."""
+"""Torch's allocator lets tensors begin at multiples of this number of bytes."""
 RECORD_BYTES = 64 << 20
 MAX_RECORDS = 256
 STAGED_BYTES = 32 << 20
