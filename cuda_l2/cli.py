@@ -5,16 +5,29 @@ import importlib
 import os
 import pkgutil
 import sys
+from collections.abc import Sequence
+from typing import Any, get_args
 
-from cyclopts import App
+from cyclopts import App, Parameter, Token, convert
 
 from cuda_l2 import __version__, commands
 from cuda_l2.system import variables
 from cuda_l2.system.errors import NO_TORCH, UserError, failure_of_machine
 
+
+def exact(wanted: Any, tokens: Sequence[Token]) -> Any:
+    """An option's value; ValueError for 1.5 where a whole number is wanted, which Cyclopts would round to 2."""
+    if int in (wanted, *get_args(wanted)):
+        for token in tokens:
+            if "." in token.value and not float(token.value).is_integer():
+                raise ValueError(f"a whole number is wanted, not {token.value}")
+    return convert(wanted, tokens)
+
+
 app = App(
     name="cuda-l2",
     version=__version__,
+    default_parameter=Parameter(converter=exact),
     help=(
         "Writes matrix-multiplication kernels for this machine, proves them correct, times them honestly.\n\n"
         "Start with `cuda-l2 doctor`, then `cuda-l2 optimize 512x512x512`.\n\n"

@@ -28,4 +28,9 @@ def picture(output: str, title: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(picture(sys.stdin.read(), sys.argv[2]))
+    if len(sys.argv) != 3 or not (shown := sys.stdin.read()).strip():
+        sys.exit("picture.py: give a file for the picture and a title, and the output on standard input")
+    try:
+        Path(sys.argv[1]).write_text(picture(shown, sys.argv[2]))
+    except OSError as error:
+        sys.exit(f"picture.py: {error}")

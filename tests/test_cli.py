@@ -15,6 +15,7 @@ import pytest
 import torch
 from command_line import run, run_over
 from conftest import CHEATS, honest_source
+from cyclopts import CycloptsError
 from drawing import ROOT
 from made import trial
 from waiting import CLI
@@ -76,6 +77,7 @@ COMMANDS = (
         (["optimize", "64x64x64", "--seed", "-1"], "seed"),
         (["optimize", "64x64x64", "999999x999999x999999"], "memory"),
         (["show", "64x64x64", "--count", "0"], "at least 1"),
+        (["show", "64x64x64", "--source", "--json"], "--source or for --json"),
         (["record", "64x64x64", "--out", "/proc/nowhere/world.parquet"], "cannot write"),
         (["bench", "64x64x64", "--out", "/proc/nowhere"], "cannot write"),
         (["optimize", "64x64x64", "--policy", "openai:m@http://"], "server"),
@@ -116,6 +118,19 @@ def test_bad_input_is_one_clear_line_and_status_2(arguments, says, typed, tmp_pa
 def test_options_that_do_not_exist_are_refused_with_status_2() -> None:
     done = run("optimize", "64x64x64", "--speed", "high")
     assert done.returncode == 2 and "--speed" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("typed_as", "accepted"), [("1.5", False), ("1.0", True), ("2", True)])
+def test_a_fraction_is_no_whole_number(typed_as, accepted) -> None:
+    """Cyclopts alone rounds it."""
+    try:
+        _, bound, _ = cli.app.parse_args(
+            ["optimize", "64x64x64", "--trials", typed_as], exit_on_error=False, print_error=False
+        )
+    except CycloptsError as error:
+        assert not accepted and f"a whole number is wanted, not {typed_as}" in str(error)
+    else:
+        assert accepted and bound.arguments["settings"].trials == float(typed_as)
 
 
 def test_a_corrupt_archive_is_refused_and_left_alone(tmp_path) -> None:

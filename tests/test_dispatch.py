@@ -10,12 +10,13 @@ from fake_driver import FakeDriver, fake_driver
 from made_pack import PLACE, TARGET, ListedPack, parameter_sizes, recipes_of
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import calls, choices, dispatch, recipes, rules
+from cuda_l2.library.deploy import calls, choices, dispatch, pack, recipes, rules
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.native import Native
 from cuda_l2.library.deploy.recipes import KERNELS, Recipe, candidate
 from cuda_l2.library.table import family_of, read_times, schedule_text
 from cuda_l2.records import Gemm, Layout
+from cuda_l2.system.errors import UserError
 
 WAVE = "256,4096,64,nn,fp32,cold,sm90_wave"
 PERSISTENT = "128,16384,512,nn,fp32,programmatic,sm90_persistent"
@@ -238,3 +239,15 @@ def test_without_its_kernel_in_the_pack_a_rule_names_none(tmp_path) -> None:
     found = ListedPack(recipes_of(tmp_path, WAVE))
     assert rules.deterministic(Gemm.parse("64x1024x512:tn"), TARGET, found) is None
     assert rules.invariant(Gemm.parse("64x1024x512:tn"), TARGET, found) is None
+
+
+def test_a_damaged_pack_is_said_to_be_damaged_where_one_is_needed(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(pack, "built_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(pack, "CARRIED", tmp_path)
+    (tmp_path / pack.INDEX).write_text("{")
+    for cached in (pack.installed, dispatch.pack):
+        cached.cache_clear()
+    with pytest.raises(UserError, match="damaged"), pytest.warns(RuntimeWarning):
+        dispatch.required_pack()
+    for cached in (pack.installed, dispatch.pack):
+        cached.cache_clear()

@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -182,3 +184,19 @@ def test_a_person_answers_what_a_model_is_asked(tmp_path) -> None:
     assert [(tmp_path / f"{number:03}.ask.md").read_text() for number in (1, 2)] == [
         f"=== system\n\nyou\n\n=== user\n\n{text}\n" for text in ("one", "two")
     ]
+
+
+def test_a_picture_that_cannot_be_made_is_one_line(tmp_path) -> None:
+    program = [sys.executable, EXAMPLES / "picture.py"]
+    for arguments, says in (([], "a file for the picture"), ([tmp_path / "none" / "x.svg", "title"], "No such file")):
+        done = subprocess.run([*program, *arguments], input="shown", capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and says in done.stderr
+
+
+@pytest.mark.parametrize("program", ["miniature/run.py", "pretrained/train.py"])
+def test_a_file_where_a_folder_goes_is_one_line(program, tmp_path) -> None:
+    taken = tmp_path / "taken"
+    taken.touch()
+    words = [sys.executable, EXAMPLES / program, "--out", taken]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and str(taken) in done.stderr

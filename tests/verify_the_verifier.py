@@ -258,6 +258,8 @@ def main() -> int:
     )
     parser.add_argument("--judges", type=int, default=1, help="processes that judge faults or mutants, on one GPU")
     options = parser.parse_args()
+    if options.judges > 1 and "cpu" in (options.faults, options.kernels):
+        parser.error("--judges goes with a GPU: judgements on a CPU have the whole machine")
     if not options.out:
         if options.faults or options.kernels != "products":
             parser.error("--faults and --kernels need a folder of their own: --out FOLDER")

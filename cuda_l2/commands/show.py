@@ -31,6 +31,8 @@ def command(
     """
     if count < 1:
         raise UserError(f"the number of kernels must be at least 1, not {count}")
+    if source and json:
+        raise UserError("ask for --source or for --json: the JSON holds the sources of all kernels shown")
 
     from cuda_l2.archive import Archive
     from cuda_l2.machine import chosen

@@ -13,7 +13,9 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -31,6 +33,7 @@ from cuda_l2.families._base import Family
 from cuda_l2.machine._base import Target
 from cuda_l2.records import Candidate, Gemm, Task, Trial
 from cuda_l2.rigs import open_rig
+from cuda_l2.system.errors import MachineError, UserError
 
 HERE = Path(__file__).parent
 PROMPTS = HERE / "prompts"
@@ -127,7 +130,17 @@ def main() -> None:
     options.add_argument("--without-sandbox", action="store_true", help="as for cuda-l2 train")
     given = options.parse_args()
     size = MINIATURES[given.target]
-    run(size.few() if given.few else size, given.out, given.seeds, given.without_sandbox)
+    with one_line():
+        run(size.few() if given.few else size, given.out, given.seeds, given.without_sandbox)
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """What a user or the machine can mend ends the program with one line."""
+    try:
+        yield
+    except (UserError, MachineError, OSError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
 def run(size: Miniature, folder: Path, seeds: Sequence[int], without_sandbox: bool = False, until: str = "") -> None:

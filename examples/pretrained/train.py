@@ -79,11 +79,12 @@ def main() -> None:
     if given.until and given.until not in stages:
         options.error(f"--until {given.until} is none of the --stages")
     model = given.out / "smollm2"
-    if not model.exists():
-        given.out.mkdir(parents=True, exist_ok=True)
-        smollm2.make_folder(given.gguf or smollm2.wheel_file(), model)
     size = replace(PRETRAINED, model=str(model), stages=tuple(stages), rl_steps=given.rl_steps)
-    run.run(size, given.out, given.seeds, given.without_sandbox, given.until)
+    with run.one_line():
+        if not model.exists():
+            given.out.mkdir(parents=True, exist_ok=True)
+            smollm2.make_folder(given.gguf or smollm2.wheel_file(), model)
+        run.run(size, given.out, given.seeds, given.without_sandbox, given.until)
 
 
 if __name__ == "__main__":

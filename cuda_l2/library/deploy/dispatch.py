@@ -111,7 +111,8 @@ def pack() -> Pack | None:
 
 
 def required_pack() -> Pack:
-    found = pack()
+    """The pack; UserError where there is none, or a damaged one."""
+    found = pack() or installed()
     if found is None:
         raise UserError("there is no pack of kernels: run `cuda-l2 library build`")
     return found
