@@ -104,7 +104,6 @@ def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path
 
 def test_an_item_is_taken_by_one_process_and_is_free_again_where_that_dies(tmp_path) -> None:
     path = tmp_path / "taken"
-    path.touch()
 
     def elsewhere(then: str) -> list[bool]:
         program = f"""

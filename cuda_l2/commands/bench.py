@@ -228,6 +228,7 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
         return
 
     from cuda_l2.report.live import GridProgress
+    from cuda_l2.runs.parts import take_over
     from cuda_l2.runs.sweep import Sweep
 
     with Sweep(settings) as sweep, _taking(settings.taken, gemms) as take:
@@ -236,6 +237,8 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:
             for folder in settings.also:
                 results.take_over(folder / RESULTS)
+            if settings.workers:
+                take_over(out, RESULTS, results.take_over)
             pending = results.pending(own, settings.protocol_names)
             tell(
                 f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
@@ -293,7 +296,7 @@ def _write_tables(
 
 def _by_workers(settings: BenchSettings, out: Path, gemms: "Sequence[Gemm]") -> bool:
     """Have every GPU measure some shapes of a grid; whether all are measured, and the tables written."""
-    from cuda_l2.runs import parts
+    from cuda_l2.runs import on_ray, parts
 
     if settings.part != BenchSettings.part or settings.taken or settings.also or settings.fresh:
         raise UserError(
@@ -307,13 +310,14 @@ def _by_workers(settings: BenchSettings, out: Path, gemms: "Sequence[Gemm]") -> 
             with ResultsFile(out / RESULTS, header) as results:
                 results.take_over(part)
 
-    parts.take_over(out, RESULTS, take_over)  # what a run that was interrupted has left
-    done = parts.share(settings.workers, out, RESULTS, tell, by_item=True)
-    parts.take_over(out, RESULTS, take_over)
-    header = read_header(out / RESULTS) if done else None
-    if not header:
+    if not on_ray.is_ray(settings.workers):  # whose nodes may be of another kind
+        parts.take_over(out, RESULTS, take_over)  # what a run that was interrupted has left
+    if not parts.share(settings.workers, out, RESULTS, tell, by_item=True):
         return False
-    with ResultsFile(out / RESULTS, header) as results:  # the parts' figures go under it
+    parts.take_over(out, RESULTS, take_over)
+    header = read_header(out / RESULTS)
+    assert header  # the parts' figures are under it
+    with ResultsFile(out / RESULTS, header) as results:
         if results.pending(gemms, settings.protocol_names):
             return False
         _write_tables(out, results, gemms, settings, each=False)

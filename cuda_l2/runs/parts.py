@@ -34,7 +34,7 @@ class Taken(Closing):
     """
 
     def __init__(self, path: Path) -> None:
-        self._file, self._held = path.open("r+b", buffering=0), -1
+        self._file, self._held = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), -1
 
     def take(self, number: int) -> bool:
         """Whether an item is this process's to do. It is, until it takes another: then it has done this one."""
@@ -46,7 +46,7 @@ class Taken(Closing):
         except BlockingIOError:
             return False
         self._held = number
-        if os.pread(self._file.fileno(), 1, number) == DONE:
+        if os.pread(self._file, 1, number) == DONE:
             self.done()
             return False
         return True
@@ -54,12 +54,12 @@ class Taken(Closing):
     def done(self) -> None:
         """The item taken last is done."""
         if self._held >= 0:
-            os.pwrite(self._file.fileno(), DONE, self._held)
+            os.pwrite(self._file, DONE, self._held)
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._held)
             self._held = -1
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._file)
 
 
 def share(
@@ -93,7 +93,7 @@ def share(
             which = {"--taken": str(taken)} if by_item else {"--part": f"{number}/{len(found)}"}
             own = {"--workers": "", **which, "--out": str(place), **changed(len(found))}
             commands[gpu] = workers.own_arguments(sys.argv[1:], own)
-        return bool(run(commands, say, ended=ended))
+        return run(commands, say, ended=ended)
 
 
 def files(out: Path, results: str) -> list[Path]:
@@ -113,7 +113,7 @@ def take_over(out: Path, results: str, into: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def _pool(asked: str) -> Iterator[tuple[list[str], Callable[..., None]]]:
+def _pool(asked: str) -> Iterator[tuple[list[str], Callable[..., bool]]]:
     """Names of the GPUs, and what runs a command line on each."""
     if on_ray.is_ray(asked):
         with on_ray.cluster(asked) as slots:
