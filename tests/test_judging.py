@@ -198,6 +198,16 @@ def test_several_shapes_are_searched_by_two_processes_though_one_is_killed(dies,
     assert set(tried.values()) == {1} and {task for task, _ in tried} == set(SHAPES)
 
 
+def test_a_shape_that_cannot_be_searched_ends_the_command_before_any_search(dies, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "gpus", lambda *asked: GPUS[: int(asked[0])])
+    archive = tmp_path / "archive.db"
+    settings = OptimizeSettings(3600, 2, "random", target="cpu", archive=archive, workers="2")
+    with pytest.raises(UserError, match="memory"):
+        command.command([SHAPES[0], "99999x99999x99999"], settings=settings)
+    with Archive(archive) as read:
+        assert not read.trials()
+
+
 def test_ctrl_c_of_several_shapes_leaves_no_claim(dies, tmp_path) -> None:
     """Each process hangs when it has judged a candidate, which nobody else may judge then."""
     dies.write_text("hangs")
@@ -308,7 +318,6 @@ def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:
         require_gpus("ray", "cpu")
     with pytest.raises(UserError, match="limit --trials instead"):
         asked = OptimizeSettings(policy="openai:m@http://127.0.0.1:9", model=ModelSettings(tokens=10**6))
-        with Optimizer(replace(asked, target="cpu", archive=tmp_path / "archive.db")) as optimizer:
-            list(command._searched_apart(optimizer, [GEMM, GEMM], GPUS))
+        list(command._searched_apart(replace(asked, target="cpu"), [GEMM, GEMM], GPUS))
     with pytest.raises(UserError, match="leave --workers out"):
         require_known(Operation("kernelbench/level1/19_ReLU"))

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,9 @@ from cuda_l2.commands.collect import command as collect
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.runs import workers
 from cuda_l2.runs.collect import TRIES, Collection
+from cuda_l2.runs.grid import read_grid
+from cuda_l2.runs.parts import TAKEN, Taken
+from cuda_l2.runs.results import RESULTS, SUMMARY
 from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
 
@@ -92,15 +96,80 @@ def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path
     monkeypatch.setattr(workers, "share", lambda commands, say, **named: shared(commands, say, CLI, **named))
     monkeypatch.setattr(sys, "argv", ["cuda-l2", *command])
     monkeypatch.setattr(variables, "_stripped", dict(variables.OWN))  # as if the shell had them, as below
-    folders = by_workers(BenchSettings(workers="auto"), out)
-    assert folders == [out / "gpu-0", out / "gpu-1"]
-    done = run(*ARGUMENTS, "--out", str(out), *(word for folder in folders for word in ("--also", str(folder))))
+    assert by_workers(BenchSettings(workers="auto"), out, read_grid(GRID))
+    assert not list(out.glob("gpu-*")) and (out / SUMMARY).exists() and not (out / TAKEN).exists()
+    done = run(*ARGUMENTS, "--out", str(out))
     assert "baselines alone on 3 shapes, 3 of them done before" in done.stderr
+
+
+def test_an_item_is_taken_by_one_process_and_is_free_again_where_that_dies(tmp_path) -> None:
+    path = tmp_path / "taken"
+
+    def elsewhere(then: str) -> list[bool]:
+        program = f"""
+import os, pathlib
+from cuda_l2.runs.parts import Taken
+taken = Taken(pathlib.Path({str(path)!r}))
+print([taken.take(number) for number in range(4)], flush=True)
+{then}"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        found: list[bool] = json.loads(done.stdout.lower())
+        return found
+
+    with Taken(path) as ours:
+        assert ours.take(0) and ours.take(0)
+        assert elsewhere("os.kill(os.getpid(), 9)") == [False, True, True, True]
+        assert [ours.take(number) for number in range(4)] == [True, False, False, True]  # it died with the last
+        assert elsewhere("") == [False] * 4
+
+
+def test_a_worker_that_dies_within_a_grid_loses_no_shape(tmp_path, monkeypatch, capsys) -> None:
+    """Each of two is killed once, right after its first shape was stored."""
+    out, shared, told = tmp_path / "out", workers.share, tmp_path / "told"
+    monkeypatch.setattr(sys, "argv", ["cuda-l2", *ARGUMENTS, "--workers", "auto", "--out", str(out)])
+    monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
+    program = (sys.executable, DIES, str(told), "2")
+    monkeypatch.setattr(workers, "share", lambda commands, say, **named: shared(commands, say, program, **named))
+    assert by_workers(BenchSettings(workers="auto"), out, read_grid(GRID))
+    lines = [json.loads(line) for line in (out / RESULTS).read_text().splitlines()][1:]
+    assert sorted(line["gemm"]["k"] * 64 + line["gemm"]["n"] for line in lines) == [1040, 1056, 2064]
+    assert "ended by signal 9; started again" in capsys.readouterr().err
+
+
+def test_a_grid_goes_on_from_what_parts_of_an_interrupted_run_have_left(tmp_path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    assert run(*ARGUMENTS, "--part", "1/2", "--out", str(out / "gpu-7")).returncode == 0
+    before = (out / "gpu-7" / RESULTS).read_text().splitlines()[1:]
+    shared, given = workers.share, dict[str, str]()
+
+    def share(commands, say, **named) -> bool:
+        given.update({gpu: (out / f"gpu-{gpu}" / RESULTS).read_text() for gpu in commands})
+        return shared(commands, say, CLI, **named)
+
+    monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
+    monkeypatch.setattr(workers, "share", share)
+    monkeypatch.setattr(sys, "argv", ["cuda-l2", *ARGUMENTS, "--workers", "auto", "--out", str(out)])
+    monkeypatch.setattr(variables, "_stripped", dict(variables.OWN))
+    assert by_workers(BenchSettings(workers="auto"), out, read_grid(GRID))
+    assert len(before) == 1 and all(before[0] in text for text in given.values()) and len(given) == 2
+    lines = (out / RESULTS).read_text().splitlines()[1:]
+    assert lines[0] == before[0] and len(lines) == 3
+
+
+def test_a_part_that_fails_leaves_the_tables_to_the_command(tmp_path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
+    shared = workers.share
+    fails = (sys.executable, "-c", "raise SystemExit(2)")
+    monkeypatch.setattr(workers, "share", lambda commands, say, **named: shared(commands, say, fails, **named))
+    monkeypatch.setattr(sys, "argv", ["cuda-l2", *ARGUMENTS, "--workers", "auto", "--out", str(out)])
+    assert not by_workers(BenchSettings(workers="auto"), out, read_grid(GRID))
+    assert not (out / SUMMARY).exists()
 
 
 def test_workers_take_no_part(tmp_path) -> None:
     done = run(*ARGUMENTS, "--workers", "auto", "--part", "1/2", "--out", str(tmp_path / "out"))
-    assert done.returncode == 2 and "leave --part, --also and --fresh out" in done.stderr
+    assert done.returncode == 2 and "leave --part, --taken, --also and --fresh out" in done.stderr
 
 
 DIES = str(Path(__file__).with_name("dies_once.py"))

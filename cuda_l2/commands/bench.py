@@ -21,7 +21,7 @@ from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.records import Gemm
-from cuda_l2.runs.results import CSV, ENVIRONMENT, RESULTS, SUMMARY, ResultsFile, set_aside
+from cuda_l2.runs.results import CSV, ENVIRONMENT, RESULTS, SUMMARY, ResultsFile, read_header, set_aside
 from cuda_l2.runs.settings import MODEL_ARMS, DecoderSettings, SweepSettings
 from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system import variables
@@ -32,7 +32,7 @@ from cuda_l2.system.text import counted
 from cuda_l2.system.values import listed, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from cuda_l2.records import Operation
     from cuda_l2.rigs import Rig
@@ -224,21 +224,22 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
     own = gemms[len(gemms) * (number - 1) // parts : len(gemms) * number // parts]
     out = settings.out or Path("bench-grid")
     require_writable(out / RESULTS)
-    also = _by_workers(settings, out) if settings.workers else settings.also
+    if settings.workers and _by_workers(settings, out, gemms):
+        return
 
-    from cuda_l2.report.bench import markdown, print_shapes
-    from cuda_l2.report.grid import KEPT, write_tables
-    from cuda_l2.report.grid_summary import summary
     from cuda_l2.report.live import GridProgress
+    from cuda_l2.runs.parts import take_over
     from cuda_l2.runs.sweep import Sweep
 
-    with Sweep(settings) as sweep:
+    with Sweep(settings) as sweep, _taking(settings.taken, gemms) as take:
         if settings.fresh:
             set_aside(out)
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:
-            for folder in also:
+            for folder in settings.also:
                 results.take_over(folder / RESULTS)
-            pending = sweep.pending(own, results)
+            if settings.workers:
+                take_over(out, RESULTS, results.take_over)
+            pending = results.pending(own, settings.protocol_names)
             tell(
                 f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
                 f" {len(own) - len(pending)} of them done before; under {', '.join(settings.protocol_names)};"
@@ -247,36 +248,80 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
             finished = False
             try:
                 with GridProgress(len(own), len(own) - len(pending), beside=results.path) as line:
-                    finished = sweep.run(pending, results, line.stage, line.done)
+                    finished = sweep.run(pending, results, line.stage, line.done, take)
             finally:  # also where an error ends the run
-                table = markdown(results.header, results.records) if each else ""
-                text = table + summary(results.header, results.records)
-                write_text(out / SUMMARY, text, KEPT)
-                missing = write_tables(out, results.header, results.records)
                 sweep.rig.keep_choices(gemms)
-                if each:
-                    print_shapes(results.records)
-                else:
-                    print(text)
-    measured = len(gemms) - len(sweep.pending(gemms, results))
-    if finished and each and not any(record.timing for record in results.records):
-        raise UserError(f"none of {counted(len(gemms), 'shape')} was measured")
+                _write_tables(out, results, gemms, settings, each=each)
+        if finished and each and not any(record.timing for record in results.records):
+            raise UserError(f"none of {counted(len(gemms), 'shape')} was measured")
+        if not finished:
+            end_interrupted()
+
+
+@contextlib.contextmanager
+def _taking(file: Path | None, gemms: "Sequence[Gemm]") -> "Iterator[Callable[[Gemm], bool]]":
+    """Whether a shape is this command's to measure, among those that share a file; layouts of a size go together."""
+    if file is None:
+        yield lambda gemm: True
+        return
+    from cuda_l2.runs.parts import Taken
+
+    numbers = {sizes: number for number, sizes in enumerate(dict.fromkeys(gemm.sizes for gemm in gemms))}
+    with Taken(file) as taken:
+        yield lambda gemm: taken.take(numbers[gemm.sizes])
+        taken.done()
+
+
+def _write_tables(
+    out: Path, results: ResultsFile, gemms: "Sequence[Gemm]", settings: BenchSettings, *, each: bool
+) -> None:
+    """Write and print what a grid gave. each: with a table of every shape."""
+    from cuda_l2.report.bench import markdown, print_shapes
+    from cuda_l2.report.grid import KEPT, write_tables
+    from cuda_l2.report.grid_summary import summary
+
+    table = markdown(results.header, results.records) if each else ""
+    text = table + summary(results.header, results.records)
+    write_text(out / SUMMARY, text, KEPT)
+    missing = write_tables(out, results.header, results.records)
+    if each:
+        print_shapes(results.records)
+    else:
+        print(text)
+    measured = len(gemms) - len(results.pending(gemms, settings.protocol_names))
     print(f"{measured} of {counted(len(gemms), 'shape')} measured; tables are in {out}")
     if missing:
         tell(missing)
-    if not finished:
-        end_interrupted()
 
 
-def _by_workers(settings: BenchSettings, out: Path) -> list[Path]:
-    """Have every GPU measure its part of a grid; the folders that have results."""
-    from cuda_l2.runs import parts
+def _by_workers(settings: BenchSettings, out: Path, gemms: "Sequence[Gemm]") -> bool:
+    """Have every GPU measure some shapes of a grid; whether all are measured, and the tables written."""
+    from cuda_l2.runs import on_ray, parts
 
-    if settings.part != BenchSettings.part or settings.also or settings.fresh:
+    if settings.part != BenchSettings.part or settings.taken or settings.also or settings.fresh:
         raise UserError(
-            "--workers gives each GPU its part, and goes on from what is there: leave --part, --also and --fresh out"
+            "--workers gives each GPU its shapes, and goes on from what is there: leave --part, --taken, --also and"
+            " --fresh out"
         )
-    return [path.parent for path in parts.share(settings.workers, out, RESULTS, tell)]
+
+    def take_over(part: Path) -> None:
+        header = read_header(part)
+        if header:
+            with ResultsFile(out / RESULTS, header) as results:
+                results.take_over(part)
+
+    if not on_ray.is_ray(settings.workers):  # whose nodes may be of another kind
+        parts.take_over(out, RESULTS, take_over)  # what a run that was interrupted has left
+    if not parts.share(settings.workers, out, RESULTS, tell, by_item=True):
+        return False
+    parts.take_over(out, RESULTS, take_over)
+    header = read_header(out / RESULTS)
+    assert header  # the parts' figures are under it
+    with ResultsFile(out / RESULTS, header) as results:
+        if results.pending(gemms, settings.protocol_names):
+            return False
+        _write_tables(out, results, gemms, settings, each=False)
+    return True
 
 
 def _kernels(settings: BenchSettings, budget_s: float) -> str:

@@ -15,9 +15,10 @@ from cuda_l2.commands._options import end_interrupted, require_target, tell
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
 from cuda_l2.settings import Settings
+from cuda_l2.system import paths
 from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.files import read_text, write_text
-from cuda_l2.system.place import Place, file_of
+from cuda_l2.system.place import Place, file_of, place_of
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -86,43 +87,57 @@ def command(
             require_gpus(asked, settings.target, "--workers" if settings.workers else "--judges")
         parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
-        from cuda_l2.optimizer import Optimizer
         from cuda_l2.report.tables import print_result, result_json
 
         stages.stage("preparing", always=False)
-        optimizer = Optimizer(settings)
-    found = True
-    with optimizer:
-        for task in parsed:
-            optimizer.require_feasible(task)
         if settings.workers and len(parsed) > 1 and not on_ray.is_ray(settings.workers):
-            results = _searched_apart(optimizer, parsed, workers.gpus(settings.workers, settings.target))
+            results = _searched_apart(settings, parsed, workers.gpus(settings.workers, settings.target))
         else:
-            results = _searched(optimizer, parsed, asked, began)
-        with contextlib.closing(results):
-            for result in results:
-                if settings.json:
-                    print(result_json(result), flush=True)
-                else:
-                    print_result(result)
-                if result.search.interrupted:
-                    sys.exit(130)
-                found = found and result.best is not None
+            results = _searched(_optimizer(settings, parsed), parsed, asked, began)
+    found = True
+    with contextlib.closing(results):
+        for result in results:
+            if settings.json:
+                print(result_json(result), flush=True)
+            else:
+                print_result(result)
+            if result.search.interrupted:
+                sys.exit(130)
+            found = found and result.best is not None
     if settings.page:
-        _write_page(settings.page, optimizer.archive.path, parsed)
+        _write_page(settings.page, place_of(_archive(settings)), parsed)
     if not found:
         sys.exit(1)
 
 
+def _archive(settings: Settings) -> Place | Path:
+    return settings.archive or paths.default_archive()
+
+
+def _optimizer(settings: Settings, wanted: Sequence[Task]) -> "Optimizer":
+    """UserError where it cannot search one of the tasks."""
+    from cuda_l2.optimizer import Optimizer
+
+    with contextlib.ExitStack() as held:
+        optimizer = held.enter_context(Optimizer(settings))
+        for task in wanted:
+            optimizer.require_feasible(task)
+        held.pop_all()
+    return optimizer
+
+
 def _searched(optimizer: "Optimizer", wanted: Sequence[Task], asked: str, began: float) -> Generator["Result"]:
-    """One task after the other. asked: workers that judge the candidates, if any. began: when the command did."""
+    """One task after the other; closes the optimizer.
+
+    asked: workers that judge the candidates, if any. began: when the command did.
+    """
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.rigs import Request
     from cuda_l2.runs.judging import judge_pool
 
     settings = optimizer.settings
     assert isinstance(settings, OptimizeSettings)
-    with contextlib.ExitStack() as held:
+    with optimizer, contextlib.ExitStack() as held:
         if asked:
             request = Request(retune=settings.retune, tuning=settings.tuning)
             each = min(optimizer.rig.together(task, settings.judges) for task in wanted)
@@ -141,17 +156,17 @@ def _searched(optimizer: "Optimizer", wanted: Sequence[Task], asked: str, began:
             yield result
 
 
-def _searched_apart(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequence[str]) -> Generator["Result"]:
+def _searched_apart(settings: OptimizeSettings, wanted: Sequence[Task], gpus: Sequence[str]) -> Generator["Result"]:
     """The tasks in order, each searched and reported by the next of the GPUs' processes that is free.
 
-    One that ends its processes comes last: this process searches it, and those of the GPUs judge its candidates.
+    UserError before any search where a task cannot be searched. One that ends its processes comes last: this process
+    searches it, and those of the GPUs judge its candidates.
     """
+    from cuda_l2.archive import Archive
     from cuda_l2.runs.judging import require_known
     from cuda_l2.runs.pool import Pool
     from cuda_l2.store import holder
 
-    settings = optimizer.settings
-    assert isinstance(settings, OptimizeSettings)
     model = settings.model
     if (model.tokens, model.money, model.model_seconds) != (None, None, None):
         raise UserError("with --workers each process would spend the whole budget of a model: limit --trials instead")
@@ -161,10 +176,10 @@ def _searched_apart(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequen
         tell(f"{counted(len(wanted), 'task')} on {counted(len(gpus), 'GPU')}, {settings.budget_s:g} s of search each")
     left = []
     with contextlib.ExitStack() as held:
-        names = [holder.new() for _ in wanted]
+        names, archive = [holder.new() for _ in wanted], held.enter_context(Archive(_archive(settings)))
         for name in names:
-            held.callback(optimizer.archive.release_all, name)
-        pool = held.enter_context(Pool(gpus, Searching(settings), tell, settings.budget_s + REPORT_S))
+            held.callback(archive.release_all, name)
+        pool = held.enter_context(Pool(gpus, Searching(settings, tuple(wanted)), tell, settings.budget_s + REPORT_S))
         results = [pool.begin(request) for request in zip(wanted, names, strict=True)]
         try:
             for task, result in zip(wanted, results, strict=True):
@@ -175,7 +190,7 @@ def _searched_apart(optimizer: "Optimizer", wanted: Sequence[Task], gpus: Sequen
                     tell(f"{task}: {error}; it comes last, with its candidates judged apart from the search")
         except KeyboardInterrupt:
             end_interrupted()
-    yield from _searched(optimizer, left, settings.workers, CLOCK.now()) if left else ()
+    yield from _searched(_optimizer(settings, left), left, settings.workers, CLOCK.now()) if left else ()
 
 
 @dataclass(frozen=True)
@@ -186,13 +201,13 @@ class Searching:
     """
 
     settings: OptimizeSettings
+    wanted: tuple[Task, ...]
 
     @contextlib.contextmanager
     def opened(self) -> "Iterator[Callable[[tuple[Task, str]], Result]]":
-        from cuda_l2.optimizer import Optimizer
         from cuda_l2.report.live import LiveProgress
 
-        with Optimizer(self.settings) as optimizer:
+        with _optimizer(self.settings, self.wanted) as optimizer:
             beside = file_of(optimizer.archive.path)
 
             def optimize(request: tuple[Task, str]) -> "Result":

@@ -95,7 +95,8 @@ def _by_workers(settings: RecordSettings) -> list[Path]:
     if settings.part != RecordSettings.part:
         raise UserError("--workers gives each GPU its part: leave --part out")
     out = settings.out
-    there = parts.share(settings.workers, out, "", tell)
+    parts.share(settings.workers, out, "", tell)
+    there = parts.files(out, "")
     if there:
         _join([*there, *([out] if out.exists() else [])], out)
     return there

@@ -84,10 +84,11 @@ def share(
     say: Callable[[str], None],
     program: Sequence[str] = (),
     ended: Container[int] = (0,),
-) -> None:
+) -> bool:
     """Run a command line on each slot until all have ended, as `workers.share` does on each GPU.
 
-    --out of a command line names a place on this machine, to which all that the part writes comes.
+    --out of a command line names a place on this machine, to which all that the part writes comes. False, since a node
+    may be of another kind than this machine.
     """
     import ray  # noqa: PLC0415 - optional
 
@@ -112,6 +113,7 @@ def share(
                 each.interrupt()
     if interrupted:
         raise KeyboardInterrupt
+    return False
 
 
 def due(ready: Sequence[Any], running: Mapping[Any, "_Job"]) -> list[Any]:

@@ -6,16 +6,60 @@
 
 What a process has measured stays when it dies; it is started again, and goes on from there. What is missing when all
 have ended is measured by the command itself.
+
+Parts are fixed at the start, but for the shapes of a grid on the GPUs of one machine, which take very different times:
+there each process takes the next shape that no other has `Taken`.
 """
 
 import contextlib
+import fcntl
 import glob
+import os
 import shutil
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 
 from cuda_l2.runs import on_ray, workers
+from cuda_l2.system.closing import Closing
+
+TAKEN = "taken"
+DONE = b"1"
+
+
+class Taken(Closing):
+    """Items of a command, by number, that processes take from one file: a byte each, locked while one works on it.
+
+    The item of a process that dies is free again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._held = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), -1
+
+    def take(self, number: int) -> bool:
+        """Whether an item is this process's to do. It is, until it takes another: then it has done this one."""
+        if number == self._held:
+            return True
+        self.done()
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except BlockingIOError:
+            return False
+        self._held = number
+        if os.pread(self._file, 1, number) == DONE:
+            self.done()
+            return False
+        return True
+
+    def done(self) -> None:
+        """The item taken last is done."""
+        if self._held >= 0:
+            os.pwrite(self._file, DONE, self._held)
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._held)
+            self._held = -1
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 def share(
@@ -25,23 +69,35 @@ def share(
     say: Callable[[str], None],
     changed: Callable[[int], Mapping[str, str]] = lambda count: {},
     ended: Container[int] = (0,),
-) -> list[Path]:
-    """Have every GPU do its part of this command into an output of its own; the files of results that are there.
+    *,
+    by_item: bool = False,
+) -> bool:
+    """Have every GPU do its part of this command into an output of its own; whether all say that they are done.
 
     asked: what --workers says. out: the command's folder, in which a run goes on from the file `results`; or that file
     itself where this is empty. changed: further options of the parts, by the number of these. ended: exit statuses of a
-    part that is done. The files are also those of parts of earlier runs, whatever the number of parts was.
+    part that is done. by_item: parts on this machine take items with --taken instead of having a --part.
     """
-    with _pool(asked) as (found, run):
-        commands = {}
+    with _pool(asked) as (found, run), contextlib.ExitStack() as held:
+        commands, taken = {}, out / TAKEN
+        by_item = by_item and not on_ray.is_ray(asked)
+        if by_item:
+            out.mkdir(exist_ok=True)
+            taken.write_bytes(b"")
+            held.callback(taken.unlink, missing_ok=True)
         for number, gpu in enumerate(found, 1):
             place = out / f"gpu-{gpu}" if results else out.with_name(f"{out.stem}.gpu-{gpu}{out.suffix}")
             if (out / results).exists() and not (place / results).exists():  # so that nothing is measured twice
                 (place / results).parent.mkdir(exist_ok=True)
                 shutil.copyfile(out / results, place / results)
-            own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place), **changed(len(found))}
+            which = {"--taken": str(taken)} if by_item else {"--part": f"{number}/{len(found)}"}
+            own = {"--workers": "", **which, "--out": str(place), **changed(len(found))}
             commands[gpu] = workers.own_arguments(sys.argv[1:], own)
-        run(commands, say, ended=ended)
+        return run(commands, say, ended=ended)
+
+
+def files(out: Path, results: str) -> list[Path]:
+    """Files of results of parts, also of those of earlier runs, whatever their number was."""
     there = out.glob(f"gpu-*/{results}") if results else out.parent.glob(f"{glob.escape(out.stem)}.gpu-*{out.suffix}")
     return sorted(path for path in there if path.suffix != ".lines")  # a recording's journal
 
@@ -57,7 +113,7 @@ def take_over(out: Path, results: str, into: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def _pool(asked: str) -> Iterator[tuple[list[str], Callable[..., None]]]:
+def _pool(asked: str) -> Iterator[tuple[list[str], Callable[..., bool]]]:
     """Names of the GPUs, and what runs a command line on each."""
     if on_ray.is_ray(asked):
         with on_ray.cluster(asked) as slots:

@@ -10,14 +10,14 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Generic, TypeVar
 from typing import Protocol as Interface
 
-from cuda_l2.records import Gemm, Interval, Layout, Timing, Verdict, from_json, to_json
+from cuda_l2.records import Gemm, Interval, Layout, Timing, TimingStatus, Verdict, from_json, to_json
 from cuda_l2.system import lines
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
@@ -146,6 +146,9 @@ def _uninterrupted() -> Iterator[None]:
 RESULTS, SUMMARY = "results.jsonl", "summary.md"
 TABLES = CSV, PARQUET, ENVIRONMENT = "table.csv", "table.parquet", "environment.json"
 MEASURED = "measured"
+FAILED, SKIPPED, NO_KERNEL = "failed", "skipped", "no-kernel"
+TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL, str(TimingStatus.BUSY))
+"""By the next run; other outcomes are a kernel's, and a wrong result once is a wrong kernel."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,15 @@ class ResultsFile(RunFile[Measurement]):
 
     record = Measurement
 
+    def pending(self, gemms: Sequence[Gemm], protocols: Sequence[str]) -> list[Gemm]:
+        """Shapes of which something is not measured yet; what the machine failed at is tried again."""
+        return [gemm for gemm in gemms if self.missing(gemm, protocols)]
+
+    def missing(self, gemm: Gemm, protocols: Sequence[str]) -> list[str]:
+        """Those of the protocols under which a shape is to be measured, or measured again."""
+        found = {name: self.find(gemm, name) for name in protocols}
+        return [name for name, measurement in found.items() if not measurement or measurement.status in TRIED_AGAIN]
+
     def find(self, gemm: Gemm, protocol: str) -> Measurement | None:
         return self._found.get((gemm, protocol))
 
@@ -211,6 +223,13 @@ class ResultsFile(RunFile[Measurement]):
         for measurement, ours in pairs:
             if not ours or (ours.status != MEASURED and measurement.status == MEASURED):
                 self.append(measurement)
+
+
+def read_header(path: Path) -> Header | None:
+    """The header of a run's file; None where a run was killed before it had one."""
+    with path.open() as file:
+        line = file.readline()
+    return from_json(Header, line) if lines.parsed(line.encode()) else None
 
 
 def set_aside(folder: Path) -> None:

@@ -72,6 +72,9 @@ class SweepSettings:
     workers: Annotated[str, GRID] = ""
     """Several GPUs, a process each: auto for all of this machine, or how many; ray://HOST:PORT for those of a Ray
     cluster, ray for one that is started here (docs/scale.md)."""
+    taken: Annotated[Path | None, GRID] = None
+    """File, empty at first, in which commands over one grid on one machine note the shapes that they take: each is
+    measured by one of them, as with --workers."""
     also: Annotated[tuple[Path, ...], GRID] = ()
     """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
     fresh: Annotated[bool, GRID] = False

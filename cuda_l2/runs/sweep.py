@@ -15,10 +15,10 @@ from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.protocols import SEARCH, brief
 from cuda_l2.optimizer import FINALISTS, LAUNCHES_OF_ONE_CHECK, Optimizer, Workbench
 from cuda_l2.propose._base import proposer_maker, space_for
-from cuda_l2.records import Candidate, Gemm, Timing, TimingStatus, Trial
+from cuda_l2.records import Candidate, Gemm, Timing, Trial
 from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.runs.library_run import Library, figures, headline
-from cuda_l2.runs.results import MEASURED, Header, Measurement, ResultsFile
+from cuda_l2.runs.results import FAILED, MEASURED, NO_KERNEL, SKIPPED, Header, Measurement, ResultsFile
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.search import Progress, judge_group
 from cuda_l2.system import paths
@@ -33,9 +33,6 @@ FAILURES_IN_A_ROW = 5
 """So many shapes that fail one after the other end a run: then it is not the shapes."""
 LEAST_OF_SHAPE_S = 1.0
 """Time of a shape beside its launches: inputs, processes, comparisons."""
-FAILED, SKIPPED, NO_KERNEL = "failed", "skipped", "no-kernel"
-TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL, str(TimingStatus.BUSY))
-"""By the next run; other outcomes are a kernel's, and a wrong result once is a wrong kernel."""
 
 
 class Sweep(Closing):
@@ -105,10 +102,6 @@ class Sweep(Closing):
         taken = [brief(protocol) if self._library else protocol for protocol in protocols]
         return hashlib.sha256(repr(taken).encode()).hexdigest()[:8]
 
-    def pending(self, gemms: Sequence[Gemm], results: ResultsFile) -> list[Gemm]:
-        """Shapes of which something is not measured yet; what the machine failed at is tried again."""
-        return [gemm for gemm in gemms if self._missing(gemm, results)]
-
     def least_s(self, gemms: Sequence[Gemm], results: ResultsFile) -> tuple[float, int]:
         """The least time that shapes take, at the machine's measured peak, and how many of them its memory holds."""
         total, feasible = 0.0, 0
@@ -121,7 +114,7 @@ class Sweep(Closing):
             launch_s = self.rig.target.bound_us(gemm) * 1e-6
             total += LEAST_OF_SHAPE_S + self.settings.budget_s
             total += LAUNCHES_OF_ONE_CHECK * launch_s if self._kernels else 0.0
-            protocols = [self.rig.protocols[name] for name in self._missing(gemm, results)]
+            protocols = [self.rig.protocols[name] for name in results.missing(gemm, self.settings.protocol_names)]
             total += sum(each.least_s(launch_s, 2 if self._kernels else 1) for each in protocols)
         return total, feasible
 
@@ -131,18 +124,23 @@ class Sweep(Closing):
         results: ResultsFile,
         on_stage: Callable[[Gemm, str], None] = lambda gemm, stage: None,
         on_done: Callable[[Gemm], None] = lambda gemm: None,
+        take: Callable[[Gemm], bool] = lambda gemm: True,
     ) -> bool:
         """Measure what `results` does not hold yet, in this order; False where an interrupt ended it.
 
-        A shape that fails is recorded as failed, and the others go on, but after EndOfRunError.
+        take: whether a shape is this run's, asked when it is its turn. A shape that fails is recorded as failed,
+        and the others go on, but after EndOfRunError.
         """
         failures = 0
-        pending = self.pending(gemms, results)
+        names = self.settings.protocol_names
+        pending = results.pending(gemms, names)
         ahead = AHEAD if self._library else 1
         try:
             for number, gemm in enumerate(pending):
                 self._prefetch(pending[number + ahead if number else 0 : number + ahead + 1])
-                for measurement in self._outcomes(gemm, self._missing(gemm, results), results, on_stage):
+                if not take(gemm):
+                    continue
+                for measurement in self._outcomes(gemm, results.missing(gemm, names), results, on_stage):
                     results.append(measurement)
                 failures = failures + 1 if measurement.status == FAILED else 0
                 if failures == FAILURES_IN_A_ROW:
@@ -154,11 +152,6 @@ class Sweep(Closing):
 
     def close(self) -> None:
         (self._kernels or self.rig).close()
-
-    def _missing(self, gemm: Gemm, results: ResultsFile) -> list[str]:
-        """The protocols under which a shape is not measured yet."""
-        found = {name: results.find(gemm, name) for name in self.settings.protocol_names}
-        return [name for name, measurement in found.items() if not measurement or measurement.status in TRIED_AGAIN]
 
     def _prefetch(self, gemms: Sequence[Gemm]) -> None:
         """Begin to build what these shapes will need first."""

@@ -66,8 +66,8 @@ def share(
     say: Callable[[str], None],
     program: Sequence[str] = CLI,
     ended: Container[int] = (0,),
-) -> None:
-    """Run a command line on each GPU until all have ended, and say line by line what they say.
+) -> bool:
+    """Run a command line on each GPU until all have ended, and say line by line what they say; whether none failed.
 
     KeyboardInterrupt once all have ended, where one was interrupted. One that ends with an error is not started again;
     ended: exit statuses that are no error.
@@ -97,6 +97,7 @@ def share(
                 interrupted = interrupted or worker.interrupted
     if interrupted:
         raise KeyboardInterrupt
+    return not any(worker.failed for worker in all_workers)
 
 
 def _end_as_by_interrupt() -> None:
@@ -109,7 +110,7 @@ class Worker:
     """The process of one GPU. visible: its CUDA_VISIBLE_DEVICES. label: begins the lines that it says."""
 
     def __init__(self, visible: str, command: Sequence[str], label: str = "") -> None:
-        self.interrupted, self._tries = False, 0
+        self.interrupted, self.failed, self._tries = False, False, 0
         self._visible, self._command, self._label, self._said = visible, command, label, b""
         self._start()
 
@@ -154,6 +155,7 @@ class Worker:
             say(f"{self._label}ended by signal {-status}; started again")
             self._start()
             return False
-        if status not in ended and not self.interrupted:
+        self.failed = status not in ended
+        if self.failed and not self.interrupted:
             say(f"{self._label}ended with status {status}; what it has not measured is measured after")
         return True
