@@ -56,7 +56,9 @@ def test_every_prefix_has_a_valid_value_and_the_default_is_valid(family, shape, 
 def test_an_invalid_schedule_cannot_be_constructed(family, target) -> None:
     gemm, machine = next(
         (Gemm.parse(shape), machine)
-        for shape, machine in itertools.product(("64x64x64", "4096x4096x256", "65x65x65"), [target, *GPUS])
+        for shape, machine in itertools.product(
+            ("64x64x64", "4096x4096x256", "65x65x65", "64x64x65:tn"), [target, *GPUS]
+        )
         if family.serves(Gemm.parse(shape), machine)
     )
     values = family.default(gemm, machine)

@@ -9,6 +9,8 @@ from cuda_l2.contract import ContractError, code, kernel_id, parse_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families import _sm90
 from cuda_l2.families.sm90_persistent import FAMILY as PERSISTENT
+from cuda_l2.families.sm90_phases import FAMILY as PHASES
+from cuda_l2.families.sm90_phases import phases
 from cuda_l2.families.sm90_ragged import FAMILY
 from cuda_l2.families.sm90_wave import FAMILY as WAVE
 from cuda_l2.machine.cuda.target import compile_only
@@ -103,6 +105,57 @@ def test_defaults_and_random_schedules_compile_clean() -> None:
     ):
         assert build.status is BuildStatus.BUILT, (schedule.named, build.reason)
         assert not build.warnings and not any(kernel.spill_bytes for kernel in build.kernels), schedule.named
+
+
+PHASED = ("1x4096x4095:tn:bf16", "100x4096x4100:tn:bf16", "256x4100x4100:tn", "33x512x1002:tn", "7x64x71:tn:bf16")
+
+
+@pytest.mark.parametrize("shape", PHASED)
+def test_phases_of_b_cover_it_in_rows_of_whole_chunks(shape) -> None:
+    gemm, rng = Gemm.parse(shape), np.random.default_rng(5)
+    count = phases(gemm)
+    for schedule in [default(PHASES, gemm, HOPPER), *(drawn(PHASES, gemm, HOPPER, rng) for _ in range(10))]:
+        made = parse_cuda(PHASES.render(schedule).source).plan(gemm, HOPPER.sms)
+        pad, multiply = made.launches
+        (shifted,) = made.workspaces
+        assert shifted.bytes == count * gemm.m * -(-(gemm.k + 7) // 8) * 16
+        assert pad.grid[0] * pad.block[0] * 2 >= shifted.bytes // 16
+        assert multiply.programmatic and multiply.shared_bytes + _sm90.STATIC_BYTES <= HOPPER.shared_bytes
+        moved, rows_of_b = made.tensor_maps
+        assert moved.dims == (-(-(gemm.k + 7) // 8) * 8, gemm.m, count)
+        assert rows_of_b.dims[:2] == (gemm.k * count, gemm.n // count)
+        assert all(stride % 16 == 0 for each in (moved, rows_of_b) for stride in each.strides)
+
+
+def test_phases_serve_few_rows_of_column_major_b_whose_rows_are_in_groups() -> None:
+    assert all(PHASES.serves(Gemm.parse(shape), HOPPER) for shape in PHASED)
+    for shape in ("33x512x1002", "33x512x1000:tn", "33x513x1002:tn", "777x512x1002:tn"):
+        assert not PHASES.serves(Gemm.parse(shape), HOPPER)
+    schedule = default(PHASES, Gemm.parse("100x4096x4100:tn"), HOPPER)
+    terms = parse_cuda(PHASES.render(schedule).source)
+    assert terms.plan(Gemm.parse("90x2048x4099:tn"), HOPPER.sms).launches
+    for shape in ("100x4095x4100:tn", "100x4096x4104:tn"):
+        with pytest.raises(ContractError):
+            terms.plan(Gemm.parse(shape), HOPPER.sms)
+
+
+def test_phases_compile_clean() -> None:
+    rng = np.random.default_rng(6)
+    schedules = [drawn(PHASES, Gemm.parse(shape), HOPPER, rng) for shape in PHASED[:3]]
+    for schedule, build in zip(
+        schedules, build_all([PHASES.render(schedule) for schedule in schedules], HOPPER), strict=True
+    ):
+        assert build.status is BuildStatus.BUILT, (schedule.named, build.reason)
+        assert not build.warnings and not any(kernel.spill_bytes for kernel in build.kernels), schedule.named
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", PHASED)
+def test_phases_are_correct(gpu, shape) -> None:
+    gemm, rng = Gemm.parse(shape), np.random.default_rng(7)
+    with Evaluator(gemm, gpu) as evaluator:
+        for trial in evaluator.evaluate([PHASES.render(drawn(PHASES, gemm, gpu.target, rng)) for _ in range(4)]):
+            assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)
 
 
 @pytest.mark.gpu

@@ -211,6 +211,7 @@ def test_defaults_and_random_schedules_compile_clean() -> None:
         ("33x1024x8192:tn:bf16", {"BM": 64, "BN": 40, "CK": 2}),
         ("777x6144x4096:tn:bf16", {"BM": 192, "BN": 200, "CK": 1}),  # the most sums that fit the registers
         ("16x1024x8192", {"BM": 64, "BN": 16, "CK": 4}),
+        ("16x1024x8192:tn:bf16", {"BM": 64, "BN": 32, "CK": 8}),  # 128 blocks in clusters of 8
     ]:
         schedules.append(random_schedule(FITTED, Gemm.parse(shape), rng, SWAP=1, **wanted))
         assert wanted.items() <= schedules[-1].named.items()
@@ -218,6 +219,16 @@ def test_defaults_and_random_schedules_compile_clean() -> None:
     for schedule, build in zip(schedules, builds, strict=True):
         assert build.status is BuildStatus.BUILT, (schedule.named, build.reason)
         assert not build.warnings and not any(kernel.spill_bytes for kernel in build.kernels), schedule.named
+
+
+def test_fitted_tiles_are_split_in_pairs_of_sums_too() -> None:
+    gemm = Gemm.parse("4x2112x7168:tn:bf16")
+    wanted = {"SWAP": 0, "BM": 64, "BN": 80, "CK": 4}  # 10 sums a thread and block
+    schedule = random_schedule(FITTED, gemm, np.random.default_rng(8), **wanted)
+    assert wanted.items() <= schedule.named.items()
+    assert not Shape(schedule.named).splits()  # as sm90_wave's would have to
+    (build,) = build_all([FITTED.render(schedule)], HOPPER)
+    assert build.status is BuildStatus.BUILT and not any(kernel.spill_bytes for kernel in build.kernels)
 
 
 def test_a_ring_holds_what_the_end_of_a_split_needs() -> None:

@@ -80,13 +80,16 @@ class Shape:
         """The most stages that fit, `blocks` blocks a multiprocessor."""
         return _sm90.most_stages(self.shared_bytes, STAGES, target, blocks)
 
-    def splits(self) -> bool:
-        """Whether the sums divide into the parts in whole vectors, and whole slabs or parts of one."""
+    def splits(self, pairs: bool = False) -> bool:
+        """Whether the sums divide into the parts in whole vectors, and whole slabs or parts of one.
+
+        pairs: also where a share is no multiple of 4 sums, which then move in pairs.
+        """
         slab, sums = self.columns // 2, self.sums
         if sums > (96 if self.consumers == 384 else 128):  # as fp32 they would not fit the registers
             return False
         for parts in (self.ck, self.sl):
-            if sums % (parts * (2 if self.swap or sums // parts < 4 else 4)):
+            if sums % (parts * (2 if pairs or self.swap or sums // parts < 4 else 4)):
                 return False
             sums //= parts
         return slab % sums == 0 if sums <= slab else sums % slab == 0
@@ -148,10 +151,11 @@ def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cuda
             return value == 0 or c.CM * c.CN > 1
         case "CK" | "SL" if value > 1:
             blocks = gm * gn * shape.cluster * shape.sl
-            busy = steps >= shape.ck * shape.sl and blocks <= resident(target, shape.cluster)
+            room = target.sms if fitted else resident(target, shape.cluster)  # what runs at once is for timing to say
+            busy = steps >= shape.ck * shape.sl and blocks <= room
             both = shape.ck > 1 and shape.sl > 1 and gemm.m * gemm.n > 1 << 16  # two exchanges pay for small C alone
             alike = not c.SWAP or (fitted and name == "CK")
-            fits = shape.cluster <= 8 and alike and shape.splits() and shape.stages(target) >= 2
+            fits = shape.cluster <= 8 and alike and shape.splits(fitted) and shape.stages(target) >= 2
             return busy and fits and not both
         case "COUNT":
             area = c.BM * c.BN  # resetting polled words costs more than a fence where there are many

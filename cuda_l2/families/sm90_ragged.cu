@@ -29,55 +29,7 @@ constexpr int PITCH = BN * 2 + 16;  // bytes of a row of C in shared memory
 static_assert(BM % (64 * NWG) == 0 && BN % 16 == 0 && (LAYOUT_TN || BN % 64 == 0), "tile");
 static_assert(R % CK == 0 && RK % 4 == 0 && (RK >= NA ? RK % NA == 0 : NA % RK == 0), "a block's share is part of a slab, or whole slabs");
 
-// ---- copies of operands
-// Rows of `length` elements go to rows of whole chunks of 8 elements; a thread takes PER_THREAD chunks.
-constexpr int PAD_THREADS = 256, PER_THREAD = 2;
-struct Copied { const u16 *from; u16 *to; int rows, length; };
-
-// Elements `at` to at + 7 of `from`, which begins at a multiple of 16 bytes: from the two chunks that hold them. Nothing
-// behind element `end` is read.
-DEV uint4 unaligned_chunk(const u16 *from, long long at, long long end) {
-  const long long first = at & ~7ll;
-  if (first + 16 <= end) {
-    const uint4 low = __ldg((const uint4 *)(from + first)), high = __ldg((const uint4 *)(from + first + 8));
-    u32 w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    if (at & 4)
-#pragma unroll
-      for (int i = 0; i < 6; i++) w[i] = w[i + 2];
-    if (at & 2)
-#pragma unroll
-      for (int i = 0; i < 5; i++) w[i] = w[i + 1];
-    const int bits = (int)(at & 1) * 16;
-    return make_uint4(__funnelshift_r(w[0], w[1], bits), __funnelshift_r(w[1], w[2], bits),
-                      __funnelshift_r(w[2], w[3], bits), __funnelshift_r(w[3], w[4], bits));
-  }
-  u32 w[4] = {};
-#pragma unroll
-  for (int i = 0; i < 8; i++)
-    if (at + i < end) w[i / 2] |= (u32)from[at + i] << i % 2 * 16;
-  return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
-DEV void copy_chunk(const Copied &c, u32 chunk) {
-  const u32 chunks = (c.length + 7) / 8, row = chunk / chunks;
-  const long long at = (long long)row * c.length + (chunk - row * chunks) * 8;
-  ((uint4 *)c.to)[chunk] = unaligned_chunk(c.from, at, (long long)c.rows * c.length);
-}
-
-// chunks_of_a, chunks: of A's copy, and of both; an operand that is not copied has none.
-extern "C" __global__ void __launch_bounds__(PAD_THREADS)
-pad(const u16 *__restrict__ a, u16 *__restrict__ padded_a, int a_rows, int a_length, const u16 *__restrict__ b,
-    u16 *__restrict__ padded_b, int b_rows, int b_length, u32 chunks_of_a, u32 chunks) {
-  pdl_trigger();
-  pdl_wait();
-#pragma unroll
-  for (int i = 0; i < PER_THREAD; i++) {
-    const u32 chunk = (blockIdx.x * PER_THREAD + i) * PAD_THREADS + threadIdx.x;
-    if (chunk < chunks_of_a) copy_chunk({a, padded_a, a_rows, a_length}, chunk);
-    else if (chunk < chunks) copy_chunk({b, padded_b, b_rows, b_length}, chunk - chunks_of_a);
-  }
-}
-
+#include "sm90_ragged_pad.cuh"
 // ---- C
 DEV u16 ld_shared_u16(u32 at) {
   u16 v;
@@ -85,29 +37,7 @@ DEV u16 ld_shared_u16(u32 at) {
   return v;
 }
 
-// 16 x W elements from shared memory to C, V at once.
-template <int W, int V> DEV void store_rows(u16 *C, int M, int N, int row0, int col0, u32 stage, int lane) {
-#pragma unroll 4
-  for (int q = lane; q < 16 * W / V; q += 32) {
-    const int line = q / (W / V), e = q % (W / V) * V, row = row0 + line, column = col0 + e;
-    const u32 from = stage + line * PITCH + e * 2;
-    u16 *to = C + (u64)row * N + column;
-    if (row < M && column < N) {
-      if constexpr (V == 8) {
-        *(uint4 *)to = ld_shared(from);
-      } else if constexpr (V == 2) {
-        u32 v;
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
-        *(u32 *)to = v;
-      } else {
-        u16 v;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
-        *to = v;
-      }
-    }
-  }
-}
-
+#include "sm90_ragged_rows.cuh"
 // A warp's 16 x W part of C, from row0 and col0 on.
 template <int W> DEV void store_part(u16 *C, int M, int N, const float *sums, int row0, int col0, u32 stage, int lane) {
 #pragma unroll
@@ -134,14 +64,13 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   const int tid = threadIdx.x, warp = __shfl_sync(~0u, tid >> 5, 0), lane = tid & 31;
 
   const int group = blockIdx.x / CK, hop = gridDim.x / CK, ck = CK > 1 ? blockIdx.x % CK : 0, cm = 0, cn = 0;
-  const int gm = (M + BM - 1) / BM, gn = (N + BN - 1) / BN, tiles = gm * gn;
-  const int steps = (K + 64 * KB - 1) / (64 * KB), share = steps / CK, extra = steps % CK;
+#include "sm90_ragged_tiles.cuh"
   const int k0 = ck * share + least(ck, extra), n = share + (ck < extra ? 1 : 0);
   // Tile t: bands of band_rows tile rows are walked across, so that the tiles in flight share operands in L2.
   auto place = [&](int t, int &row0, int &col0) {
     const int band = t / (band_rows * gn), i = t - band * band_rows * gn, height = least(band_rows, gm - band * band_rows);
     row0 = (band * band_rows + i % height) * BM;
-    col0 = i / height * BN;
+#include "sm90_ragged_column.cuh"
   };
 
   if (warp == NC / 32 && elect_one()) {
@@ -175,8 +104,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
           bar_wait(empty + s * 8, parity);
           const u32 bar = full + s * 8, x = ring + s * STAGE_BYTES;
           bar_expect(bar, STAGE_BYTES);
-          load_slice<X_MN, true, KB, BM, BM, false, false>(x, &map_x, row0, 0, k0 + i, bar, 0);
-          load_slice<Y_MN, true, KB, BN, BN, false, false>(x + X_BYTES, &map_y, col0, 0, k0 + i, bar, 0);
+#include "sm90_ragged_load.cuh"
           if (++s == STAGES) s = 0, parity ^= 1;
         }
       }
@@ -204,6 +132,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
       bar_wait(full + s * 8, parity);
+#include "sm90_ragged_whole.cuh"
       const u32 y = low_y + s * (STAGE_BYTES >> 4);
       const u32 x = low_x + s * (STAGE_BYTES >> 4);
       wgmma_fence();

@@ -132,8 +132,8 @@ class Ragged(_sm90.HopperFamily):
                 a.map("map_x", [64, c.BM, 1]),
                 b.map("map_y", [64, c.BN, 1] if tn else [64, 64 * c.KB, 1]),
                 *([_pad(a, b, edge)] if copied else []),
-                f'[[launch]]\nkernel = "gemm"\ngrid = ["{blocks}"]\nblock = [{_threads(c.BM, c.BN)}]\n'
-                f"cluster = [{c.CK}]\nshared_bytes = {_shared_bytes(schedule.named, c.STAGES)}\n"
+                f'[[launch]]\nkernel = "gemm"\ngrid = ["{blocks}"]\nblock = [{block_threads(c.BM, c.BN)}]\n'
+                f"cluster = [{c.CK}]\nshared_bytes = {shared_bytes(schedule.named, c.STAGES)}\n"
                 f'args = ["map_x", "map_y", "c", "m", "n", "k", {{int32 = {c.BAND}}}, {{int32 = {c.EDGE}}}]\n'
                 f'edge = "{"programmatic" if copied else edge}"',
             ]
@@ -194,13 +194,13 @@ def _splits(chosen: dict[str, int]) -> bool:
     return sums <= MAX_SPLIT_SUMS and sums % (4 * parts) == 0 and (kept % slab == 0 or slab % kept == 0)
 
 
-def _threads(rows: int, columns: int) -> int:
+def block_threads(rows: int, columns: int) -> int:
     """Threads of a block: consumers, and a producer that is a warpgroup where registers are split."""
     consumers = 128 * WARPGROUPS[rows]
     return consumers + (128 if rows * columns // consumers >= 128 and consumers > 128 else 32)
 
 
-def _shared_bytes(chosen: dict[str, int], stages: int) -> int:
+def shared_bytes(chosen: dict[str, int], stages: int) -> int:
     """Dynamic shared memory of a block: the ring, what other parts of K send, rows of C."""
     bm, bn, parts = chosen["BM"], chosen["BN"], chosen.get("CK", 1)
     ring = stages * chosen["KB"] * (bm + bn) * 128
@@ -210,7 +210,7 @@ def _shared_bytes(chosen: dict[str, int], stages: int) -> int:
 
 def _stages(chosen: dict[str, int], target: CudaTarget) -> int:
     """The most stages that fit; 0 where fewer than 2 do."""
-    return _sm90.most_stages(functools.partial(_shared_bytes, chosen), STAGES, target, chosen.get("MINB", 1))
+    return _sm90.most_stages(functools.partial(shared_bytes, chosen), STAGES, target, chosen.get("MINB", 1))
 
 
 @functools.cache

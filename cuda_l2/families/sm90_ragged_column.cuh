@@ -1,0 +1,2 @@
+#pragma once
+    col0 = i / height * BN;
