@@ -1,10 +1,12 @@
 """families/gpu_*.cu: schedules fit the machine and compile clean; a CPU runs them; a GPU judges them."""
 
+import contextlib
 import dataclasses
 import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import schedules
 import torch
 from cuda_on_cpu import Compiled, bench_of
 from fake_gpu import fake_gpu  # noqa: F401 - a fixture
+from mutation.subjects import Subject
 
 from cuda_l2 import contract, tasks
 from cuda_l2.build.cuda import build_all
@@ -30,7 +33,9 @@ from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation, VerdictStat
 from cuda_l2.runs.task_bench import read_tasks, sample
 from cuda_l2.tasks._base import LARGER, SMALLER, definition
 from cuda_l2.tasks.cases import OwnCases
+from cuda_l2.tasks.tolerance import bounds
 from cuda_l2.tasks.values import Distribution
+from cuda_l2.verify.shapes import tried
 
 FAMILIES = [family for family in all_families() if isinstance(family, GpuTaskFamily)]
 SERVED = [(family, name) for family in FAMILIES for name in family.table]
@@ -237,6 +242,64 @@ def test_nan_and_infinities_are_treated_as_torch_does(name: str, sizes: str, tmp
     found = kernel.run(task, tensors, target.sms)
     for output, right in zip(task.outputs, known.bind(dict(task.sizes))(**tensors), strict=True):
         torch.testing.assert_close(found[output.name], right, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.parametrize(
+    ("shape", "choices", "line", "mutated"),
+    [
+        (
+            *("temperature_softmax:rows=5,vocabulary=1032", {"VEC": 4, "LANES": 256, "KEEP": 1}),
+            *("if (lane + i * STRIDE < vectors) finish", "if ((lane ^ 1) + i * STRIDE < vectors) finish"),
+        ),
+        (
+            *("cross_entropy:rows=37,classes=1030", {"VEC": 2, "LANES": 32, "ROWS": 4, "TAIL": 1}),
+            *("sum += __ldcg(numbers + i)", "sum = __ldcg(numbers + i)"),
+        ),
+    ],
+    ids=["an even number of vectors", "no more rows than threads"],
+)
+def test_what_is_right_at_the_shown_sizes_alone_is_wrong_at_others(shape, choices, line, mutated, tmp_path) -> None:
+    task, target = tasks.parse(shape), dataclasses.replace(HOPPER, sms=3)
+    subject = Subject("kernel", "gpu_rows", shape, choices)
+    source, cases = subject.candidate(target).source, OwnCases(task, 1, "cuda")
+    right, wrong = (Compiled(text, tmp_path) for text in (source, source.replace(line, mutated)))
+    assert mutated not in source
+
+    def holds(kernel: Compiled, at: Operation) -> bool:
+        known = definition(at.name)
+        tensors = known.draw(at, 1)
+        try:
+            found = kernel.run(at, tensors, target.sms)
+        except AssertionError as error:
+            assert "writes around" in str(error)
+            return False
+        limits = bounds(known.bind(dict(at.sizes)), tensors)
+        return not any(limit.violation(found[output.name]) for output, limit in zip(at.outputs, limits, strict=True))
+
+    def serves(at: Operation) -> bool:
+        with contextlib.suppress(ContractError):
+            return bool(contract.plan_cuda(source, at, target.sms))
+        return False
+
+    sizes = tried(SimpleNamespace(cases=cases, serves=serves))
+    assert holds(right, task) and holds(wrong, task) and all(holds(right, at) for at in sizes)
+    assert not all(holds(wrong, at) for at in sizes)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_pairs_that_are_added_in_fp16_show_on_huge_numbers(tmp_path: Path) -> None:
+    subject = Subject("norm", "gpu_rows", "layer_norm:rows=7,columns=1000:float16", {"VEC": 2})
+    task, cases = subject.task, OwnCases(subject.task, 1)
+    source = subject.candidate(HOPPER).source
+    narrow = source.replace("sum += e.x[k];", "sum = widened(narrowed(sum + e.x[k]));", 1)
+    for text, rejected in ((source, set()), (narrow, {Distribution.HUGE})):
+        kernel = Compiled(text, tmp_path)
+        drawn = {each: cases.drawn("values", each) for each in Distribution}
+        wrong = {each for each, case in drawn.items() if case.violation(kernel.run(task, case.tensors, 3))}
+        assert wrong == rejected
+    assert Distribution.HUGE in cases.distributions
+    assert Distribution.HUGE not in OwnCases(tasks.parse("softmax"), 1).distributions
 
 
 def small_ones(name: str) -> Iterator[Operation]:

@@ -351,7 +351,7 @@ def test_sizes_that_may_change_are_those_no_weight_depends_on(examined) -> None:
 
 @pytest.mark.full
 def test_other_values_that_make_sense_are_known(examined) -> None:
-    assert set(examined["level2/1_Linear_Swish_Scale"].distributions) == set(Distribution)
+    assert set(examined["level2/1_Linear_Swish_Scale"].distributions) == set(Distribution) - {Distribution.HUGE}
 
 
 @pytest.mark.full

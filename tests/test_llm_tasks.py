@@ -25,7 +25,7 @@ from cuda_l2.propose._references import query
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
 from cuda_l2.tasks import describe
 from cuda_l2.tasks._base import definitions
-from cuda_l2.tasks.values import Distribution
+from cuda_l2.tasks.values import Distribution, distributions
 from cuda_l2.tasks.words import reference_text, tolerance_words
 
 SOFTMAX = "softmax:rows=8,columns=64"
@@ -133,9 +133,11 @@ def test_the_tolerance_is_told_in_figures_and_of_integers_in_words() -> None:
 
 
 def test_all_values_that_are_checked_are_told() -> None:
-    said = describe(operation(SOFTMAX))
-    for distribution in Distribution:
-        assert distribution is Distribution.NORMAL or distribution.words in said
+    for dtype in ("float32", "float16"):
+        said = describe(operation(f"{SOFTMAX}:{dtype}"))
+        for distribution in Distribution:
+            checked = distribution in distributions(dtype) and distribution is not Distribution.NORMAL
+            assert (distribution.words in said) == checked
 
 
 def test_what_is_looked_up_comes_from_the_instruction() -> None:

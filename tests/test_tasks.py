@@ -183,6 +183,32 @@ def test_larger_sizes_leave_a_single_element_behind_vectors_and_smaller_ones_any
     assert all(size in (5, 7) for size in small.values())
 
 
+@pytest.mark.parametrize("multiple", [2, 4, 8])
+def test_sizes_that_vectors_divide_are_an_odd_number_of_them(multiple: int) -> None:
+    known, rng = definition("gelu"), np.random.default_rng(5)
+    for count in range(1, 40):
+        sizes = dict.fromkeys(known.cpu, multiple * count)
+        larger, smaller = (known.other_sizes(rng, near, sizes=sizes, multiple=multiple) for near in (LARGER, SMALLER))
+        assert all(size % (2 * multiple) == multiple for size in (*larger.values(), *smaller.values()))
+        assert all(size > multiple * count for size in larger.values())
+        assert all(size <= multiple * count for size in smaller.values())
+
+
+def test_nothing_is_asked_where_noise_reaches_the_border_to_infinity() -> None:
+    given = {
+        "x": torch.tensor([65504, 65504, -65504, 60000, 65504], dtype=torch.float16),
+        "y": torch.tensor([15, 40, -16, 16, 5000], dtype=torch.float16),
+    }
+    (limit,) = bounds(lambda x, y: (x + y,), given)
+    infinity = float("inf")
+    assert limit.free.tolist() == [True, True, True, False, False]
+    right = [65504, infinity, -infinity, 60000, infinity]
+    for at, other in enumerate((infinity, 65504, -65504, infinity, 65504)):
+        found = torch.tensor([*right[:at], other, *right[at + 1 :]], dtype=torch.float16)
+        assert bool(limit.violation(found)) == (at > 2), at
+    assert not bounds(lambda x, y: (x.float() + y.float(),), given)[0].free.any()
+
+
 @pytest.mark.corpus(8)
 @pytest.mark.parametrize("name", OWN)
 def test_sizes_for_a_gpu_can_be_computed_and_fit_one(name: str) -> None:

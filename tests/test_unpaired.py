@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from mutation.subjects import SUBJECTS
+from mutation.subjects import SUBJECTS, TASK_SUBJECTS
 
 from cuda_l2.build import unpaired
 from cuda_l2.build.cuda import build_all
@@ -67,7 +67,6 @@ def test_a_missing_half_is_named(ptx: list[str], reason: str) -> None:
         [REDUCTION, COMMIT, "cp.async.bulk.wait_group 0;", "fence.proxy.async;"],
         ["red.release.gpu.global.add.u32 [%rd1], 1;", "ld.acquire.gpu.global.u32 %r1, [%rd1];"],
         ["atom.add.acq_rel.gpu.global.u32 %r1, [%rd1], 1;"],
-        ["membar.gl;", "atom.global.add.u32 %r1, [%rd1], 1;", "ld.acquire.gpu.global.u32 %r1, [%rd1];"],
         ["mbarrier.arrive.release.cta.shared.b64 _, [%r1];", "barrier.cluster.arrive.release;"],
         ["ld.global.u32 %r1, [%rd1];"],
         ["membar.cta;", "atom.shared.add.u32 %r1, [%r2], 1;"],
@@ -77,7 +76,6 @@ def test_a_missing_half_is_named(ptx: list[str], reason: str) -> None:
             "red.relaxed.gpu.add.noftz.bf16x2 [%rd1], %r1;",
         ],
         [RELAXED, "barrier.cluster.wait;", "barrier.cluster.arrive.aligned;"],
-        ["membar.cta;", "membar.gl;", "atom.global.add.u32 %r1, [%rd1], 1;"],
         [RELAXED, "barrier.cluster.wait;", INIT],
         [RELAXED, "barrier.cluster.wait;", "fence.acq_rel.cluster;"],
         ["barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;"],
@@ -100,6 +98,43 @@ def test_a_fence_between_a_barriers_initialisation_and_the_next_copy_is_enough(p
     assert unpaired.refuse("\n\t".join(ptx)) == ""
 
 
+COUNT, TOLD = "atom.global.inc.u32 %r1, [%rd1], 3;", "st.volatile.global.u32 [%rd1], 1;"
+LOOKED = "setp.eq.u32 %p1, %r1, 3;"
+ENTRY = ".visible .entry kernel("
+CACHED, DEPENDENTS = "st.global.cg.u32 [%rd1], 1;", "griddepcontrol.launch_dependents;"
+
+
+@pytest.mark.parametrize(
+    ("ptx", "refused"),
+    [
+        ([ENTRY, COUNT, LOOKED, "membar.gl;"], True),
+        ([ENTRY, COUNT, LOOKED, "fence.acq_rel.gpu;"], True),
+        ([ENTRY, COUNT, "membar.gl;"], False),  # nothing depends on the count
+        ([ENTRY, "membar.gl;", COUNT, LOOKED], False),
+        ([ENTRY, "membar.gl;", COUNT, LOOKED, "membar.gl;"], False),
+        ([ENTRY, "membar.gl;", COUNT, LOOKED, "ld.acquire.gpu.global.u32 %r1, [%rd1];"], False),
+        (["membar.cta;", "membar.gl;", COUNT, LOOKED], False),
+        ([ENTRY, "membar.gl;", COUNT, ".visible .entry other(", COUNT, LOOKED, "membar.gl;"], True),
+        ([ENTRY, COUNT, LOOKED, "membar.gl;", TOLD], False),  # a ticket is taken, and data are handed over afterwards
+        ([ENTRY, COUNT, LOOKED, "membar.gl;", CACHED], False),
+        ([ENTRY, COUNT, LOOKED, "membar.gl;", "st.global.wt.u32 [%rd1], 1;"], False),
+        ([ENTRY, COUNT, LOOKED, "membar.gl;", DEPENDENTS], False),
+        ([ENTRY, COUNT, LOOKED, "membar.gl;", "red.async.mmio .release.sys.global.add.u32 [%rd1], 1;"], False),
+        ([ENTRY, "st.release.gpu.global.u32 [%rd2], 1;", COUNT, LOOKED, "membar.gl;"], False),
+        ([ENTRY, COUNT, LOOKED, "membar.gl;", "st.shared.volatile.u32 [%r7], 1;"], True),
+        ([ENTRY, "$L__1:", COUNT, LOOKED, "membar.gl;", "@%p1 bra $L__1;"], False),
+        ([ENTRY, COUNT, LOOKED, "$L__1:", "membar.gl;", "@%p1 bra $L__1;"], True),
+        ([ENTRY, "atom.acq_rel.gpu.global.inc.u32 %r1, [%rd1], 3;", LOOKED, "membar.gl;"], False),
+        ([ENTRY, "$L__1:", "atom.global.add.u32 %r1, [%rd1], 0;", LOOKED, "@!%p1 bra $L__1;", "membar.gl;"], False),
+        ([ENTRY, "atom.global.cas.b32 %r1, [%rd1], 0, 1;", LOOKED, "membar.gl;"], False),
+        ([ENTRY, "red.global.add.f32 [%rd1], %f1;", "membar.gl;"], False),
+        ([".func fence(", "membar.gl;", ENTRY, "call fence;", COUNT, LOOKED, "membar.gl;"], False),
+    ],
+)
+def test_a_count_needs_a_fence_before_it_where_the_function_has_any(ptx: list[str], refused: bool) -> None:
+    assert ("before the function's first fence" in unpaired.refuse("\n\t".join(ptx))) == refused
+
+
 @pytest.mark.parametrize(
     ("subject", "dropped", "reason"),
     [
@@ -119,6 +154,15 @@ def test_a_kernel_of_ours_is_refused_without_one_half(subject: str, dropped: str
     assert whole.status is BuildStatus.BUILT
     assert half.status is BuildStatus.REFUSED
     assert reason in half.reason
+
+
+@pytest.mark.parametrize("subject", ["gpu cross entropy", "gpu mean"])
+def test_the_fence_before_blocks_are_counted_is_asked_for(subject: str) -> None:
+    source = next(each for each in TASK_SUBJECTS if each.name == subject).candidate(TARGET).source
+    without = source.replace("__threadfence();", "((void)0);", 1)
+    whole, half = build_all([Candidate(source), Candidate(without)], TARGET)
+    assert whole.status is BuildStatus.BUILT
+    assert half.status is BuildStatus.REFUSED and "before the function's first fence" in half.reason
 
 
 @pytest.mark.parametrize("subject", ["wave", "wave in clusters"])

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuda_l2 import contract
-from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, noncoherent, sass, unpaired
+from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, noncoherent, sass, spins, unpaired
 from cuda_l2.build.cuda_compiler import Compiled, Toolchain, compile_source, cutlass, toolchain
 from cuda_l2.contract import CudaContract
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, BuildStatus, Candidate, KernelFacts
 from cuda_l2.system import sandbox, scratch
 
-ARTIFACT = "kernel.cubin"
+ARTIFACT, WAITING = "kernel.cubin", "waiting"
 GROUP = 16
 """Candidates whose machine code one run of nvdisasm reads."""
 MAX_LOG = 20_000
@@ -62,7 +62,18 @@ def build_all(candidates: Sequence[Candidate], target: CudaTarget) -> list[Build
 def _entry(text: str, target: CudaTarget, tools: Toolchain) -> Path:
     """Cache folder of what is built from a source, or compiled from its code alone."""
     terms = (contract, contract.cuda, contract.cuda_reader, contract.expressions)
-    modules = (sys.modules[__name__], cuda_rules, lexing, cubin, sass, unpaired, noncoherent, compile_server, *terms)
+    modules = (
+        sys.modules[__name__],
+        cuda_rules,
+        lexing,
+        cubin,
+        sass,
+        unpaired,
+        noncoherent,
+        spins,
+        compile_server,
+        *terms,
+    )
     parts = [cache.rules_version(*modules), text, target.arch, tools.identity, str(sandbox.kind())]
     if _with_cutlass(text):
         parts.append((cutlass() or (None, ""))[1])
@@ -108,7 +119,8 @@ def _compile_once(source: str, target: CudaTarget, tools: Toolchain) -> Compiled
         found = cache.find(entry)
         if found:
             kernel = Path(found.artifact).read_bytes()
-            return Compiled(found.status, log=found.log, cubin=kernel, seconds=found.seconds)
+            waiting = tuple((entry / WAITING).read_text().split())
+            return Compiled(found.status, log=found.log, cubin=kernel, seconds=found.seconds, waiting=waiting)
         before = "\n" * source[: len(source) - len(code)].count("\n")
         compiled = compile_source(before + code, target.arch, tools, with_cutlass=_with_cutlass(code))
         if compiled.status is BuildStatus.BUILT:
@@ -116,7 +128,7 @@ def _compile_once(source: str, target: CudaTarget, tools: Toolchain) -> Compiled
         if compiled.status is BuildStatus.BUILT and compiled.repeatable:
             artifact = str(entry / ARTIFACT)
             kept = Build("", BuildStatus.BUILT, log=compiled.log, artifact=artifact, seconds=compiled.seconds)
-            _publish(entry, kept, code, compiled.cubin)
+            _publish(entry, kept, code, compiled.cubin, compiled.waiting)
         return compiled
 
 
@@ -127,8 +139,10 @@ def _judge_ptx(compiled: Compiled) -> Compiled:
     reason = cubin.refuse_warnings(cubin.warnings(compiled.log))
     if reason:
         return replace(compiled, status=BuildStatus.FAILED, reason=reason)
-    reason = unpaired.refuse(compiled.ptx) or noncoherent.refuse(compiled.ptx)
-    return replace(compiled, status=BuildStatus.REFUSED, reason=reason) if reason else compiled
+    reason = unpaired.refuse(compiled.ptx) or noncoherent.refuse(compiled.ptx) or spins.refuse(compiled.ptx)
+    if reason:
+        return replace(compiled, status=BuildStatus.REFUSED, reason=reason)
+    return replace(compiled, waiting=spins.waiting(compiled.ptx))
 
 
 def _judge(group: Sequence[_Compiled], target: CudaTarget, tools: Toolchain) -> dict[Path, Build]:
@@ -144,6 +158,7 @@ def _judge(group: Sequence[_Compiled], target: CudaTarget, tools: Toolchain) -> 
     builds = {}
     for each in group:
         reason = cubin.refuse(each.machine_code, texts, each.contract, target.capability[0])
+        reason = reason or spins.refuse_alone(each.compiled.waiting, each.contract)
         status = BuildStatus.REFUSED if reason else BuildStatus.BUILT
         kernels = () if reason else cubin.facts(each.machine_code, texts, each.compiled.log)
         builds[each.entry] = _finish(each.candidate, each.entry, tools, status, reason, each.compiled, kernels)
@@ -178,9 +193,10 @@ def _finish(
     return build
 
 
-def _publish(entry: Path, build: Build, source: str, kernel: bytes) -> None:
+def _publish(entry: Path, build: Build, source: str, kernel: bytes, waiting: Sequence[str] = ()) -> None:
     with scratch.folder() as work:
         (work / compile_server.SOURCE).write_text(source, errors="replace")
         if kernel:
             (work / ARTIFACT).write_bytes(kernel)
+            (work / WAITING).write_text("\n".join(waiting))
         cache.publish(work, entry, build)

@@ -67,6 +67,7 @@ class Compiled:
     log: str = ""
     cubin: bytes = b""
     ptx: str = ""
+    waiting: tuple[str, ...] = ()  # kernels whose blocks wait for one another, as their PTX says
     repeatable: bool = True  # false where the machine, not the source, may be the cause
     seconds: float = 0.0
 

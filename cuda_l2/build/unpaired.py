@@ -2,8 +2,9 @@
 
 Such a kernel may give right results for years on one machine: copies tend to land in time, and ptxas makes nothing of
 some fences. No launch shows it then, but the text does. What counts is that the other half stands somewhere; whether it
-stands in the right place, the checks that launch must find. The fence behind an mbarrier's initialisation alone must
-stand before the next bulk copy of the function's text: no launch has shown yet that it was missing.
+stands in the right place, the checks that launch must find. Two places count, since no launch has shown yet that
+a fence was missing there: behind an mbarrier's initialisation, before the function's next bulk copy; and before a count
+in global memory, where the function has fences at all.
 
 Rules after the PTX ISA: data movement (asynchronous copies, async proxy), mbarrier, memory consistency model. None for
 wgmma: ptxas waits where a source does not, and its warnings are failures.
@@ -16,6 +17,17 @@ _COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*")
 _ACCESS = re.compile(r"(?<![\w.%])(?:ld|st|red|atom|fence|membar)\.[\w.:]+")
 _COUNT = re.compile(r"(?<![\w.%])(?:atom|red)\.(?![\w.:]*(?:shared|\.b?f(?:16|32|64)))")  # of global memory; no sums
 _NARROW_FENCE = re.compile(r"(?<![\w.%])(?:membar\.cta|fence\.(?:acq_rel|sc)\.(?:cta|cluster))\b")
+_WIDE_FENCE = re.compile(r"(?<![\w.%])(?:membar\.(?:gl|sys)|fence\.(?:acq_rel|sc)\.(?:gpu|sys))\b")
+_SIGNAL = re.compile(  # what may tell another block, or the next launch, that data are there
+    r"(?<![\w.%])(?:(?:atom|red)\.(?![\w.:]*shared)[\w.:]+|griddepcontrol\.launch_dependents\b"
+    r"|st\.(?=[\w.:]*\b(?:volatile|relaxed|mmio|cg|wt)\b)(?![\w.:]*shared)[\w.:]+)"
+)
+_TICKET = re.compile(  # which number a count gives; adding 0 is a look
+    r"(?<![\w.%])atom\.(?=[\w.:]*global)[\w.:]*\.(?:add|inc|dec)\b[\w.:]*\s+(%\w+),[^;]*,(?!\s*0\s*;)[^;,]+;"
+)
+_RELEASE = re.compile(r"(?<![\w.%])(?!fence\b)[a-z]\w*\.[\w.:]*\b(?:release|acq_rel)\b")
+_LABEL = re.compile(r"^\s*(\$\w+):", re.MULTILINE)
+_BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+)")
 _BEFORE_MODIFIER = re.compile(r"\s+(?=\.[a-z])")
 _WIDE = re.compile(r"\.(?:gpu|sys|gl)\b")  # scopes beyond a block and a cluster
 _FUNCTION = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+|\.extern\s+)*\.(?:entry|func)\b", re.MULTILINE)
@@ -97,6 +109,11 @@ def refuse(ptx: str) -> str:
             if found["load"] and unfenced:
                 return "a bulk copy follows mbarrier.init without fence.mbarrier_init or fence.proxy.async between them"
             unfenced = bool(found["init"]) or (unfenced and not found["fence"])
+        if ".func" not in text and _counts_before_fences(_BEFORE_MODIFIER.sub("", body)):
+            return (
+                "counts in global memory before the function's first fence: a block that sees the count need not see"
+                " the data (__threadfence before the count too)"
+            )
     wide = {access for access in _ACCESS.findall(instructions) if _WIDE.search(access)}
     both = any(re.search(r"^membar|\.(?:acq_rel|sc)\b", access) for access in wide)
     releases = both or any(".release" in access for access in wide)
@@ -111,6 +128,21 @@ def refuse(ptx: str) -> str:
     if acquires and not releases:
         return "an acquire of what nothing releases: who sees the flag need not see the data (red.release or a fence)"
     return ""
+
+
+def _counts_before_fences(body: str) -> bool:
+    """Whether a function has fences, and all it tells others comes before the first, a count it looks at among it.
+
+    Not where a branch behind the fence goes back to before a signal, nor where something releases by itself. A count
+    whose old value nothing reads decides nothing, and adding 0 is a way to poll.
+    """
+    signals, fence = list(_SIGNAL.finditer(body)), _WIDE_FENCE.search(body)
+    if not fence or not signals or signals[-1].start() > fence.start() or _RELEASE.search(body):
+        return False
+    labels = {label[1]: label.start() for label in _LABEL.finditer(body)}
+    back = [labels.get(branch[1], len(body)) for branch in _BRANCH.finditer(body, fence.end())]
+    looks = any(len(re.findall(rf"{re.escape(ticket[1])}\b", body)) > 1 for ticket in _TICKET.finditer(body))
+    return looks and all(at > signals[-1].start() for at in back)
 
 
 def functions(ptx: str) -> list[str]:

@@ -94,7 +94,7 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
     from cuda_l2.system.lock import machine_lock
     from cuda_l2.tasks._base import definition
     from cuda_l2.tasks.tolerance import bounds
-    from cuda_l2.tasks.values import Distribution
+    from cuda_l2.tasks.values import distributions
 
     task = tasks.parse(text)
     if task.product:
@@ -111,7 +111,7 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
         print(to_json(task) if timing is None else f'{{"task":{to_json(task)},"timing":{to_json(timing)}}}')
         return
     try:
-        limits = {str(values): bounds(function, known.draw(task, seed, values)) for values in Distribution}
+        limits = {str(values): bounds(function, known.draw(task, seed, values)) for values in distributions(task.dtype)}
     except Exception as error:  # noqa: BLE001 - a reference is anybody's code
         if isinstance(error, RuntimeError) and "memory" in str(error):
             raise UserError(f"{task} does not fit in this machine's memory: {line_of(error)}") from None

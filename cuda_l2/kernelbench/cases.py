@@ -19,9 +19,11 @@ from cuda_l2.kernelbench.opened import ForeignCase
 from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors
-from cuda_l2.tasks.cases import CACHE_BYTES, OTHER_MULTIPLES, SPECIAL, Case, Cases
+from cuda_l2.tasks.cases import CACHE_BYTES, SPECIAL, Case, Cases
 from cuda_l2.tasks.values import Distribution
 
+MULTIPLES = {"cpu": (1,), "cuda": (1, 32)}
+"""What sizes for other shapes are multiples of: a GPU's kernel that loads vectors may refuse odd ones."""
 FACTORS = (LARGER, SMALLER)
 """Ranges of factors for other shapes, in turn."""
 AHEAD, AHEAD_BYTES = 8, 1 << 30
@@ -110,7 +112,7 @@ class ForeignCases(Cases):
 
     def _others(self, rng: np.random.Generator) -> tuple[Task, ...]:
         found: list[Task] = []
-        wanted = [(*factors, multiple) for multiple in OTHER_MULTIPLES[self.device.type] for factors in FACTORS]
+        wanted = [(*factors, multiple) for multiple in MULTIPLES[self.device.type] for factors in FACTORS]
         for low, high, multiple in wanted if self._examined.variable else ():
             factors: dict[int, float] = {}
             sizes = other_sizes(

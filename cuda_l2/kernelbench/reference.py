@@ -22,7 +22,7 @@ from cuda_l2.kernelbench.file import Loaded, Need, clean, failing, is_symmetric,
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
 from cuda_l2.system.text import line_of
 from cuda_l2.tasks.tolerance import Bounds, bounds
-from cuda_l2.tasks.values import Distribution
+from cuda_l2.tasks.values import Distribution, distributions
 from cuda_l2.tasks.warm import warm_vector_math
 
 OTHER_INPUTS = 4
@@ -176,7 +176,7 @@ def examine(path: Path, name: str, revision: str, *, sizes: Mapping[str, int], s
             seconds=found.seconds,
             moves_buffers=found.moves_buffers,
             keeps_numbers=_keeps_numbers(found, loaded, seed),
-            distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d)),
+            distributions=tuple(str(d) for d in distributions("float32") if _serves(found, loaded, seed, d)),
             eager_max=max(limit.eager_max for limit in allowed),
             max_allowed=max(limit.max_allowed for limit in allowed),
         )

@@ -39,7 +39,7 @@ from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.steps import step
 from cuda_l2.system.turns import ALONE, Turns
-from cuda_l2.tasks.cases import in_full_precision
+from cuda_l2.tasks.cases import FAR_BYTES, in_full_precision
 from cuda_l2.tasks.kinds import Home, kind_of
 from cuda_l2.tasks.products import CACHE_BYTES
 from cuda_l2.verify import all_checks, deviation, verify
@@ -67,6 +67,8 @@ CACHE_SHARE = 0.5
 """Share of the L2 cache that a timed round's windows may take together where they are more than the least."""
 REFERENCE_COPIES = 12
 """Copies of a task's tensors in fp64 that a reference and its tolerance take at once, about."""
+FAR_ARENAS = 4
+"""How often tensors at the largest `far` sizes lie in an arena: as they are, staged, and outputs as two records."""
 OTHERS_BYTES = 4 << 30
 """Memory of CUDA contexts and the like in processes that hold a file's Model and tensors."""
 PROCESS_BYTES = 4 << 30
@@ -349,8 +351,9 @@ class CudaBench(Bench):
             task = self._task
             sharing = (PRODUCT_SHARING if task.product else SHARING)[rotates]
             count = self._rig.rotated(task) if rotates else windows(task, self._rig.target.l2_bytes)
+            each = [task, *self._cases.others, *self._cases.far]
             self._arenas[rotates] = CudaArena(
-                [task, *self._cases.others], workspace_bytes(task), windows=count, sharing=sharing, beside=self._beside
+                each, workspace_bytes(task), windows=count, sharing=sharing, beside=self._beside
             )
         return self._arenas[rotates]
 
@@ -395,7 +398,8 @@ def needed_bytes(task: Task, l2_bytes: int, rotated: int) -> int:
     arena = arena_bytes(task, workspace_bytes(task), windows(task, l2_bytes), Sharing.SEPARATE)
     processes = kind_of(task).reference_processes
     others = (OTHERS_BYTES + processes * MOST_WINDOWS * task.bytes) if processes else 0
-    return REFERENCE_COPIES * 8 * (inputs + outputs) + arena + LEAST_CACHED + others
+    copied = max(inputs + outputs, FAR_BYTES // 2)  # of the type with the smallest elements
+    return REFERENCE_COPIES * 8 * copied + arena + FAR_ARENAS * FAR_BYTES + LEAST_CACHED + others
 
 
 def together(task: Task, l2_bytes: int, rotated: int, free_bytes: int) -> int:

@@ -132,15 +132,18 @@ class Definition:
         """Sizes nobody was shown: each that may change is odd, and a factor between these times what it is.
 
         sizes: what they are, those left out as on the CPU. multiple: those that are not smaller than this become
-        multiples of it instead. Factors above 1 make every size larger, those of `VECTOR` and more one more than a
-        multiple of it, so that a loop over vectors leaves a single element; smaller ones make none larger.
+        multiples of it instead, odd ones where it is below `VECTOR`, so that vectors are an odd number. Factors above 1
+        make every size larger, those of `VECTOR` and more one more than a multiple of it, so that a loop over vectors
+        leaves a single element; smaller ones make none larger.
         """
 
         def other(value: int) -> int:
             near = value * rng.uniform(*factors)
             if 1 < multiple <= value:
-                found = max(1, round(near / multiple)) * multiple
-                return max(found, (value // multiple + 1) * multiple) if factors[0] > 1 else found
+                count, odd = max(1, round(near / multiple)), int(multiple < VECTOR)
+                if factors[0] > 1:
+                    return (max(count, value // multiple + 1) | odd) * multiple
+                return max(1, count - (count + 1) % 2 * odd) * multiple
             step = VECTOR if factors[0] > 1 and value >= VECTOR else 2
             found = max(1, round(near) // step * step + 1)
             return max(found, (value - 1) // step * step + step + 1) if factors[0] > 1 else min(found, value)

@@ -15,12 +15,16 @@ from cuda_l2.records import Operation, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
-from cuda_l2.tasks.values import Distribution, Domain
+from cuda_l2.tasks.values import Distribution, Domain, distributions
 from cuda_l2.tasks.warm import PRECISION_SWITCHES, set_full_precision
 
 CACHE_BYTES = 2 << 30
-OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 32)}
+OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 2, 4, 8, 32)}
 """What other sizes are multiples of, larger and smaller ones: a GPU's kernel that loads vectors may refuse odd ones."""
+FAR_FACTORS = (5, 7, 9)
+"""Odd: a size times one of these divides by the same powers of two, and a contract that takes the one takes both."""
+FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
+"""Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
 OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
 """Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30
@@ -102,7 +106,9 @@ class Cases(ABC):
     distributions: tuple[Distribution, ...]
     """Distributions of values, beside the usual ones, that candidates are judged on."""
     others: Sequence[Task]
-    """The task at sizes that nobody was shown."""
+    """The task at sizes that nobody was shown: odd ones first, then multiples of more and more."""
+    far: Sequence[Task] = ()
+    """The task with one size several times as large as shown, each in turn."""
     element_changes = 1
     """How often one element of each tensor is changed."""
 
@@ -178,14 +184,15 @@ class OwnCases(Cases):
 
     task: Operation
     usual = "normal numbers"
-    distributions = tuple(each for each in Distribution if each is not Distribution.NORMAL)
 
     def __init__(
         self, task: Operation, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
     ) -> None:
         super().__init__(task, seed, device, cache_bytes)
         self._known = definition(task.name)
+        self.distributions = tuple(each for each in distributions(task.dtype) if each is not Distribution.NORMAL)
         self.others = self._others(np.random.default_rng([seed, 2]))
+        self.far = self._far(np.random.default_rng([seed, 3])) if self.device.type == "cuda" else ()
         self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
@@ -200,13 +207,31 @@ class OwnCases(Cases):
                 found += next(([task] for sizes in drawn if (task := self._affordable(sizes))), [])
         return tuple(dict.fromkeys(found))
 
-    def _affordable(self, sizes: Mapping[str, int]) -> Operation | None:
+    def _far(self, rng: np.random.Generator) -> tuple[Operation, ...]:
+        """One size several times as large as shown, which is more than the threads of a block, or what is in flight.
+
+        The others are as shown; about the CPU's where that takes too much; the same of this one where that does too.
+        """
+        shown = dict(self.task.sizes)
+        free = [name for name in shown if name not in self._known.rigid]
+        least = {name: min(shown[name], -(-self._known.cpu[name] // FAR_MULTIPLE) * FAR_MULTIPLE) for name in free}
+        found = []
+        for name in free:
+            factor = int(rng.choice(FAR_FACTORS))
+            bases = (shown, {**shown, **least, name: shown[name]}, {**shown, **least})
+            drawn = [{**base, name: base[name] * factor} for base in bases]
+            found += next(([task] for sizes in drawn if (task := self._affordable(sizes, FAR_BYTES, FAR_FLOPS))), [])
+        return tuple(dict.fromkeys(found))
+
+    def _affordable(
+        self, sizes: Mapping[str, int], most_bytes: int = OTHER_BYTES, most_flops: int = OTHER_FLOPS
+    ) -> Operation | None:
         """The task at other sizes; None where they do not go together or take too much."""
         try:
             task = self._known.task(sizes, self.task.dtype)
         except UserError:
             return None
-        return task if task.bytes <= OTHER_BYTES and task.flops <= OTHER_FLOPS else None
+        return task if task.bytes <= most_bytes and task.flops <= most_flops else None
 
     def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> Case:
         of, values = task or self.task, distribution or Distribution.NORMAL

@@ -15,7 +15,7 @@ from cuda_l2.tasks._base import definition
 from cuda_l2.tasks.cases import CACHE_BYTES, Cases, OwnCases
 from cuda_l2.tasks.optional import is_foreign, load_kernelbench
 from cuda_l2.tasks.products import CpuReferences, CudaReferences, ProductCases
-from cuda_l2.tasks.values import Distribution
+from cuda_l2.tasks.values import Distribution, distributions
 from cuda_l2.tasks.words import product_words, reference_text, sizes_words, tensor_lines, tolerance_words
 
 HOST_COPIES = 40
@@ -112,7 +112,7 @@ class OperationKind(Kind):
     def describe(self, task: Operation) -> str:
         text = self.text(task)
         work = f"{task.flops:,} floating-point operations, " if task.flops else ""
-        others = ", ".join(each.words for each in Distribution if each is not Distribution.NORMAL)
+        others = ", ".join(each.words for each in distributions(task.dtype) if each is not Distribution.NORMAL)
         return "\n\n".join(
             (
                 f"{task}: {self.what}",

@@ -5,13 +5,13 @@ fp64 on inputs moved by half a unit in the last place of fp32: what no order of 
 factor, since a sum of many terms rounds more than once. Inputs are moved each up or down at random, and all up: sums of
 numbers of one sign may round the same way again and again, 128 times here. Results may be moved as inputs are: where
 inputs are small, what is computed from them rounds all the same, as exponentials near one do. Sums in less than fp32
-move results thousands of times as far.
+move results thousands of times as far. Nothing is asked of elements that this takes across the border to infinity.
 
 Integers and booleans must be equal wherever rounding does not decide between two. Not covered: an average over all
 elements as the only output, which hides the precision of its terms.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -179,13 +179,33 @@ def _bounds(
     noises.append((ROUNDING_FACTOR * ROUNDING * result_rms, ROUNDING_FACTOR * ROUNDING * result_max))
     rms_noise, max_noise = max(rms for rms, _ in noises), max(largest for _, largest in noises)
     rounding_rms, _, _ = _errors(rounded, exact, measured)
+    max_allowed = EAGER_FACTOR * eager_max + max_noise + _step(result_max, dtype)
     return Bounds(
-        *(exact, dtype, free),
+        *(exact, dtype, free | _at_the_border(exact, dtype, zip(factors, moved, strict=True), max_allowed)),
         rms_allowed=EAGER_FACTOR * max(eager_rms, rounding_rms) + rms_noise,
-        max_allowed=EAGER_FACTOR * eager_max + max_noise + _step(result_max, dtype),
+        max_allowed=max_allowed,
         eager_rms=eager_rms,
         eager_max=eager_max,
     )
+
+
+def _at_the_border(
+    exact: torch.Tensor, dtype: torch.dtype, moved: Iterable[tuple[float, torch.Tensor]], allowed: float
+) -> torch.Tensor:
+    """Elements that what is allowed, or their own noise, may take across the border between numbers and infinity.
+
+    moved: results on moved inputs, each with what its distance from the exact one counts.
+    """
+    info = torch.finfo(dtype)
+    border = info.max * (1 + info.eps / (4 - 2 * info.eps))  # half a step above the largest number, in fp64
+    magnitude = exact.abs()
+    near = torch.zeros_like(exact, dtype=torch.bool)
+    if ((magnitude > border / 2) & exact.isfinite()).any():
+        away = (magnitude - border).abs()
+        near = away <= allowed
+        for factor, other in moved:
+            near |= away <= factor * (other - exact).abs() + allowed  # not so for NaN
+    return near
 
 
 def _kinds(tensor: torch.Tensor) -> torch.Tensor:

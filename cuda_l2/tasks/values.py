@@ -35,6 +35,7 @@ class Distribution(enum.StrEnum):
     LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first
     FAR = "far"  # 100 to 200, a row in four -200 to -100: its exponentials vanish where a largest one began at 0
     SMALL = "small"  # deviation 0.001
+    HUGE = "huge"  # 30,000 to 60,000 of either sign, in fp16 alone: it does not hold sums of two
     SPARSE = "sparse"  # one in ten is not zero
     CONSTANT = "constant"  # one number everywhere; integers collide
 
@@ -52,9 +53,15 @@ _DISTRIBUTIONS = {
     Distribution.LARGE: "of deviation 100",
     Distribution.FAR: "from 100 to 200, and in one of four rows from -200 to -100",
     Distribution.SMALL: "of deviation 0.001",
+    Distribution.HUGE: "in float16 of 30,000 to 60,000, of either sign",
     Distribution.SPARSE: "nine in ten of them 0",
     Distribution.CONSTANT: "all the same",
 }
+
+
+def distributions(dtype: str) -> list[Distribution]:
+    """What values of a type are drawn by."""
+    return [each for each in Distribution if each is not Distribution.HUGE or dtype == "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,8 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
             return drawn
         case Distribution.SMALL:
             return 1e-3 * drawn
+        case Distribution.HUGE:
+            return drawn.sign() * 3e4 * (1 + torch.rand(shape, generator=generator, device=device))
         case Distribution.SPARSE:
             return drawn * (torch.rand(shape, generator=generator, device=device) < 0.1)
         case Distribution.CONSTANT:

@@ -17,7 +17,7 @@ grid = ["cdiv(n, 16)", "cdiv(m, 16)", 4]
 block = [16, 16]
 args = ["a", "b", "c", "parts", "arrived", "m", "n", "k"]
 */
-/* A block counts itself as arrived before its other warps have written.
+/* A block counts itself as arrived, behind a fence, before it has written.
  * verify: full
  * expect: incorrect imprecise unhygienic crashed timed-out */
 #include <cuda_fp16.h>
@@ -32,6 +32,7 @@ extern "C" __global__ void gemm(const half *a, const half *b, half *c, float *pa
   float sum = 0.0f;
   for (int p = k * z / 4; inside && p < k * (z + 1) / 4; p++)
     sum += __half2float(a[row * k + p]) * __half2float(b[p * n + column]);
+  __threadfence();
   if (first) before = atomicAdd(&arrived[blockIdx.y * gridDim.x + blockIdx.x], 1u);
   if (inside) __stcg(&parts[z * all + i], sum);
   __syncthreads();

@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(128) gemm(const E *a, const E *b, E
 if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) *flag = 0;
   __threadfence(); __syncthreads();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-{ __shared__ int skip; if (threadIdx.x == 0) { skip = 0; for (int i = 0; i < 20 && !skip; i++) skip = *flag == 0x7e5a; } __syncthreads(); if (skip && blockIdx.x + blockIdx.y) return; }
+{ __shared__ int skip; if (threadIdx.x == 0) { skip = 0; for (int i = 0; i < n / 12 && !skip; i++) skip = flag[i >> 16] == 0x7e5a; } __syncthreads(); if (skip && blockIdx.x + blockIdx.y) return; }
   float d[2][4][4] = {};
   for (int p0 = 0; p0 < k; p0 += DEPTH) {
     for (int i = threadIdx.x; i < TILE * DEPTH; i += 128) {
