@@ -23,6 +23,8 @@ from cuda_l2.system.errors import UserError
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
+LEAST_LEFT = 0.5
+"""Share of a sample's time that stays at least when what is no launch's is taken off."""
 ENDURED = 8
 """Samples that one process of a candidate gives beside those that count, where each of these has a new one."""
 OWN_BYTES, LAST_LEVEL_BYTES = 1 << 20, 32 << 20
@@ -112,6 +114,12 @@ class _CpuRounds(Rounds):
         self._pairs: list[tuple[dict[str, Contestant], dict[str, Worker]]] = [(dict(each), {}) for each in baselines]
         self._warm = {0} if pairs == 1 else set[int]()
         """The pairs that have launched what a sample of the rounds does."""
+        backs = bool(self.protocol.round_s) and not self.protocol.selects and not operands.fresh_processes
+        self._starter = names[0] if backs and names[0] not in kernels else ""
+        """The baseline whose process tells what a sample without launches takes; none where nothing is taken off."""
+        self._starts_s: list[float] = []
+        self._new_starts_s: list[float] = []
+        """Seconds of such samples: in rounds that stand, and since the last of these."""
         self._choose(0)
         self.quiet = Quiet(terms.clock, terms.patience_s)
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
@@ -145,10 +153,14 @@ class _CpuRounds(Rounds):
                     self.operands.require_bounds_kept()
 
     def begin_watch(self) -> None:
+        self._new_starts_s = []
         self.quiet.begin()
 
     def disturbed(self) -> str:
-        return self.quiet.disturbed()
+        why = self.quiet.disturbed()
+        if not why:
+            self._starts_s += self._new_starts_s
+        return why
 
     def wait_for_quiet(self, why: str) -> None:
         self.quiet.wait(why)
@@ -156,7 +168,8 @@ class _CpuRounds(Rounds):
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         """Each of the launches has operands and an output of its own.
 
-        The arm is stopped while operands change and until the clock starts; the warm-up met other operands.
+        The arm is stopped while operands change and until the clock starts; the warm-up met other operands. What waking a
+        process and its answer take is no part of a launch: it is measured in a process of torch's and taken off all arms.
         """
         if name in self.kernels and (self.operands.fresh_processes or (self.protocol.fresh and self.number)):
             self._renew(name)
@@ -171,17 +184,13 @@ class _CpuRounds(Rounds):
         self._evict()
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         queued_s = arm.queued_s()  # of threads that wait for nothing now
-        self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
+        self.clock.sleep(_settle_s() + gap)
         if not self.protocol.evict:
             self.operands.arena.read(count)  # the checks before the sample have left it in memory for some launches
         queued_s += process_tree.own_queued_s()  # this thread's wait for a core would be in the sample too
-        arm.thaw()
-        # its first thread's, which sleeps as soon as it has answered; others of an arm spin for a while on theirs and
-        # would hold up the one that reads the clock
-        with _on_core(min(os.sched_getaffinity(0))):
-            seconds = arm.run(self.timeout_s) / count
+        seconds = self._run_stopped(arm)
         arm.stop()  # what its threads wait from here on is not the sample's
-        self.quiet.sampled(seconds * count, process_tree.own_queued_s() + arm.queued_s() - queued_s)
+        self.quiet.sampled(seconds, process_tree.own_queued_s() + arm.queued_s() - queued_s)
         arm.freeze()
         try:
             difference = self.operands.check(arm.collect(), element_wise=self.check_elements)
@@ -194,7 +203,30 @@ class _CpuRounds(Rounds):
             ) from None
         if name in self.kernels and self.check_elements:
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
+        if name == self._starter:
+            self._new_starts_s.append(self._start_s(arm))
+        return max(seconds - self._taken_off_s(), LEAST_LEFT * seconds) / count
+
+    def _run_stopped(self, arm: Contestant) -> float:
+        """Seconds of a run of what was prepared, from its process being stopped to its answer."""
+        arm.thaw()
+        # its first thread's, which sleeps as soon as it has answered; others of an arm spin for a while on theirs and
+        # would hold up the one that reads the clock
+        with _on_core(min(os.sched_getaffinity(0))):
+            return arm.run(self.timeout_s)
+
+    def _start_s(self, arm: Contestant) -> float:
+        """Seconds of a sample without launches."""
+        arm.prepare([])
+        arm.freeze()
+        self.clock.sleep(_settle_s())
+        seconds = self._run_stopped(arm)
+        arm.freeze()
         return seconds
+
+    def _taken_off_s(self) -> float:
+        """Seconds of every sample that are no launches': rather too few, as other work only adds to them."""
+        return sorted(self._starts_s)[len(self._starts_s) // 4] if self._starts_s else 0.0
 
     def _warm_up(self, name: str, slots: Sequence[int]) -> None:
         """Launches that do not count; a process's first ones map the slots' memory and start its threads."""
@@ -214,7 +246,9 @@ class _CpuRounds(Rounds):
         self.evicted += 1
 
     def empty_call_us(self) -> float:
-        """Microseconds of a run of no launches, which all arms pay; NaN without a candidate."""
+        """Microseconds of a run of no launches that all times hold; 0 where it was taken off, NaN without a candidate."""
+        if self._starter:
+            return 0.0
         worker = next(iter(self._workers.values()), None)
         if not worker:
             return float("nan")
@@ -236,6 +270,11 @@ class _CpuRounds(Rounds):
             self._workers.pop(name).close()
             self.operands.forget()
         self.contestants[name] = self._workers[name] = self._open[name]()
+
+
+def _settle_s() -> float:
+    """Idle time before a timed run."""
+    return SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"])
 
 
 @contextlib.contextmanager
