@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -195,6 +195,76 @@ def test_the_interval_over_pairs_covers_what_the_one_over_rounds_does_not() -> N
     for number in range(6, 30, 6):
         samples.withdraw(number)
     assert samples.ratio("torch", "ours").low == -np.inf, "five pairs leave no 95 % interval"
+
+
+class Told:
+    """A process whose runs take what is told: by the launches of a sample, none among them."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds, self.asked = seconds, list[int]()
+        self.queued_s, self.collect = lambda: 0.0, lambda: [0]
+        self.stop = self.freeze = self.thaw = self.close = lambda: None
+
+    def prepare(self, slots: Sequence[int]) -> None:
+        self.asked.append(len(slots))
+
+    def run(self, timeout_s: float) -> float:
+        return self.seconds[self.asked[-1]]
+
+
+def told(protocol: Protocol, start_s: float, *, fresh_processes: bool = False) -> _CpuRounds:
+    """Rounds of a sample of two launches that take 400 us of torch's and 200 us of ours, with what waking them takes."""
+    nothing = dict.fromkeys(("begin_warm_up", "refresh", "require_untouched", "forget"), lambda *given: None)
+    arena = SimpleNamespace(read=lambda count: None)
+    operands: Any = SimpleNamespace(
+        slots=2, fresh_processes=fresh_processes, check=lambda *given, **how: 0.0, arena=arena, **nothing
+    )
+    torch, ours = (Told({0: start_s, 1: 1.0, 2: seconds + start_s}) for seconds in (400e-6, 200e-6))
+    terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
+    rounds = _CpuRounds(operands, [{"torch": torch}], {"ours": lambda: ours}, terms, 60.0)  # type: ignore[dict-item, list-item, return-value]
+    rounds._renew("ours")
+    return rounds
+
+
+def samples_of(rounds: _CpuRounds) -> dict[str, float]:
+    return {name: scripted_times.REAL["sample"](rounds, name, 2) for name in ("torch", "ours")}
+
+
+def test_waking_a_process_is_taken_off_all_arms_and_no_candidate_is_asked_for_it(monkeypatch: Any) -> None:
+    rounds, why = told(OFFLINE, 50e-6), [""]
+    monkeypatch.setattr(rounds.quiet, "disturbed", lambda: why[0], raising=False)
+    torch, ours = (cast(Told, rounds.contestants[name]) for name in ("torch", "ours"))
+    rounds.begin_watch()
+    assert samples_of(rounds) == pytest.approx({"torch": 225e-6, "ours": 125e-6}), "nothing is known of it yet"
+    why[0] = "load"
+    assert rounds.disturbed()
+    rounds.begin_watch()
+    assert samples_of(rounds)["ours"] == pytest.approx(125e-6), "a round that is taken again tells nothing"
+    why[0] = ""
+    assert not rounds.disturbed()
+    assert samples_of(rounds) == pytest.approx({"torch": 200e-6, "ours": 100e-6})
+    assert torch.asked.count(0) == 3 and ours.asked == [1, 2] * 3
+    assert rounds.empty_call_us() == 0.0
+    ours.seconds[0] = 1e-9  # whatever it says of itself
+    rounds.begin_watch()
+    for torch.seconds[0] in (60e-6, 70e-6, 80e-6):
+        samples_of(rounds)
+    rounds.disturbed()
+    assert samples_of(rounds)["torch"] == pytest.approx((450e-6 - 60e-6) / 2), "rather too little is taken off"
+    ours.seconds[2] = 80e-6
+    assert samples_of(rounds)["ours"] == pytest.approx(20e-6), "half of a sample stays"
+
+
+@pytest.mark.parametrize(
+    ("name", "fresh"), [("search", False), ("finalists", False), ("server", False), ("paper", False), ("offline", True)]
+)
+def test_samples_of_searches_of_one_launch_and_of_tasks_hold_all_that_they_take(name: str, fresh: bool) -> None:
+    rounds = told(CPU_PROTOCOLS[name], 50e-6, fresh_processes=fresh)
+    for _ in range(2):
+        rounds.begin_watch()
+        assert samples_of(rounds) == pytest.approx({"torch": 225e-6, "ours": 125e-6})
+        assert not rounds.disturbed()
+    assert 0 not in cast(Told, rounds.contestants["torch"]).asked
 
 
 def test_the_time_that_further_processes_took_to_start_is_part_of_the_limit(

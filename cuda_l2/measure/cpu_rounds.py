@@ -168,8 +168,8 @@ class _CpuRounds(Rounds):
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         """Each of the launches has operands and an output of its own.
 
-        The arm is stopped while operands change and until the clock starts; the warm-up met other operands. What waking a
-        process and its answer take is no part of a launch: it is measured in a process of torch's and taken off all arms.
+        The arm is stopped while operands change and until the clock starts; the warm-up met other operands. Waking a
+        process and its answer are no part of a launch: their time, in a process of torch's, is taken off all arms.
         """
         if name in self.kernels and (self.operands.fresh_processes or (self.protocol.fresh and self.number)):
             self._renew(name)
@@ -246,7 +246,7 @@ class _CpuRounds(Rounds):
         self.evicted += 1
 
     def empty_call_us(self) -> float:
-        """Microseconds of a run of no launches that all times hold; 0 where it was taken off, NaN without a candidate."""
+        """Microseconds of a run of no launches that all times hold: 0 where taken off, NaN without a candidate."""
         if self._starter:
             return 0.0
         worker = next(iter(self._workers.values()), None)

@@ -7,6 +7,7 @@ by a control group's quota, and two canaries: work of this process that takes lo
 and a cache line that two cores hand to and fro, which takes longer where a host has moved one of them.
 """
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -14,14 +15,16 @@ import hashlib
 import math
 import os
 import statistics
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from cuda_l2.machine import cpu
+from cuda_l2.machine.cpu import target as cpu_target
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import NOTICED_CORES, Others, OtherWork, stolen_s
-from cuda_l2.system import control_groups
+from cuda_l2.system import control_groups, paths
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.steps import step
 
@@ -36,7 +39,7 @@ SLOWER = 1.4
 """Times the median of what the canary took before: a clock that stays lower is no disturbance."""
 CANARIES = 3
 """How many tell what is usual."""
-EXCHANGE = Path(cpu.__file__).with_name("exchange.c")
+EXCHANGE = Path(cpu_target.__file__).with_name("exchange.c")
 EXCHANGES = 3000
 FARTHER = 3.0
 """Times what exchanges of two cores usually take. 58 to 210 ns each were seen as a rule, for seconds or a minute 380 to
@@ -44,8 +47,9 @@ FARTHER = 3.0
 EXCHANGES_KEPT = 1000
 """What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance. A
 spell that has nine tenths of them passes for usual; of a hundred, one of some ten seconds did."""
-_exchanges_s: defaultdict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=EXCHANGES_KEPT))
-"""What they took in this process, by the two cores."""
+KEPT_COUNTS, WRITTEN_EVERY = 50, 100
+"""What earlier processes found usual counts as so many exchanges, and is written anew after so many: a process that
+begins in a spell refuses it, and a machine that has changed passes after nine times as many."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
 
@@ -135,13 +139,44 @@ class Quiet:
             if _exchange()(here, there, EXCHANGES) not in (0, errno.ETIMEDOUT):
                 return  # no thread can be had, or a core has gone: nothing is known
             taken.append(self._clock.now() - start)
-        known = _exchanges_s[here, there]
-        known.append(min(taken))
-        usual_s = sorted(known)[len(known) // 10]
+        usual_s = _usual(here, there).with_one(min(taken))
         if min(taken) > FARTHER * usual_s:
             self._why = (
                 self._why or f"two cores took {min(taken) / usual_s:.1f} times as long as before to exchange data"
             )
+
+
+class _Usual:
+    """What exchanges between two cores usually take, of this process and of earlier ones. path: where that is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._new = path, 0
+        self._known_s = deque(_read(path) * KEPT_COUNTS, maxlen=EXCHANGES_KEPT)
+
+    def with_one(self, seconds: float) -> float:
+        """Seconds that are usual, another exchange counted."""
+        self._known_s.append(seconds)
+        self._new += 1
+        usual_s = sorted(self._known_s)[len(self._known_s) // 10]
+        if self._new % WRITTEN_EVERY == 0:
+            with contextlib.suppress(UserError):  # a cache that cannot be written
+                write_text(self._path, str(usual_s))
+        return usual_s
+
+
+@functools.cache
+def _usual(here: int, there: int) -> _Usual:
+    of = f"{cpu_target.detect().machine} {here} {there}"
+    return _Usual(paths.cache_dir() / "exchanges" / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.json")
+
+
+def _read(path: Path) -> list[float]:
+    """The seconds kept, if any."""
+    try:
+        seconds = float(path.read_text())
+    except (OSError, ValueError):
+        return []
+    return [seconds] if 0 < seconds < math.inf else []
 
 
 @functools.cache
