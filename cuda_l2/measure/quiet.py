@@ -47,7 +47,7 @@ FARTHER = 3.0
 EXCHANGES_KEPT = 1000
 """What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance. A
 spell that has nine tenths of them passes for usual; of a hundred, one of some ten seconds did."""
-KEPT_COUNTS, WRITTEN_EVERY = 50, 100
+KEPT_COUNTS, WRITTEN_EVERY = 50, 20
 """What earlier processes found usual counts as so many exchanges, and is written anew after so many: a process that
 begins in a spell refuses it, and a machine that has changed passes after nine times as many."""
 PAUSE_S = 0.25
