@@ -1,6 +1,8 @@
 """measure/cpu_rounds.py: a report's rounds go round pairs of processes, one of which may be slow as long as it lives."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ from test_measure import PAPER_IN_SHORT
 
 from cuda_l2 import tasks
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.measure.cpu_rounds import _CpuRounds
+from cuda_l2.measure.cpu_rounds import PARTS, _CpuRounds
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.quiet import Busy
 from cuda_l2.measure.rounds import CANDIDATE, LEAST_ROUNDS, Kernel, Limits, Terms
@@ -105,7 +107,14 @@ class Pairs(_CpuRounds):
     taken: number of the round, arm's process, launches, of every sample. warmed: number of the round, process, slots.
     """
 
-    def __init__(self, pairs: int, busy: Sequence[int] = (), patience: float = 1e9) -> None:
+    def __init__(
+        self,
+        pairs: int,
+        busy: Sequence[int] = (),
+        patience: float = 1e9,
+        slots: int = 4,
+        protocol: Protocol = OFFLINE,
+    ) -> None:
         self.busy, self.patience, self.closed = list(busy), patience, list[str]()
         self.taken: list[tuple[int, str, int]] = []
         self.warmed: list[tuple[int, str, list[int]]] = []
@@ -118,8 +127,8 @@ class Pairs(_CpuRounds):
         baselines: Any = [
             {"torch": SimpleNamespace(name=f"torch {pair}", freeze=lambda: None)} for pair in range(pairs)
         ]
-        terms = Terms(OFFLINE, np.random.default_rng(0), clock=ticking())
-        operands = SimpleNamespace(slots=4, fresh_processes=False, require_bounds_kept=lambda: None)
+        terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
+        operands = SimpleNamespace(slots=slots, fresh_processes=False, require_bounds_kept=lambda: None)
         super().__init__(operands, baselines, {"ours": worker}, terms, 60.0)  # type: ignore[arg-type]
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
@@ -163,8 +172,28 @@ def test_one_pair_is_as_before() -> None:
     found = Pairs(1)
     found.run()
     counting = [taken for taken in found.taken if taken[0]]
-    assert len(counting) == 2 * OFFLINE.min_rounds and found.taken[-1][0] == OFFLINE.min_rounds
+    assert len(counting) == 2 * PARTS * OFFLINE.min_rounds and found.taken[-1][0] == OFFLINE.min_rounds
     assert not found.warmed
+
+
+@pytest.mark.parametrize(
+    ("slots", "protocol", "samples", "launches"),
+    [
+        (4, OFFLINE, PARTS, 4),
+        (7, replace(OFFLINE, round_s=0.006), 1, 6),  # of 1 ms each
+        (2, CPU_PROTOCOLS["finalists"], 1, 2),
+    ],
+    ids=["few slots", "slots for all", "a choice"],
+)
+def test_a_reports_round_has_several_samples_where_slots_hold_too_few_launches(
+    slots: int, protocol: Protocol, samples: int, launches: int
+) -> None:
+    found = Pairs(1, slots=slots, protocol=protocol)
+    found.run()
+    assert Counter(taken for taken in found.taken if taken[0] == 1) == {
+        (1, name, launches): samples for name in ("torch 0", "ours 0")
+    }
+    assert found.launches["ours"] - 1 <= samples * launches * found.taken[-1][0] <= found.launches["ours"]
 
 
 def test_without_quiet_a_ratio_needs_a_round_of_each_pair() -> None:

@@ -23,6 +23,9 @@ from cuda_l2.system.errors import UserError
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
+PARTS = 3
+"""Samples of an arm in a report's round where the slots hold fewer launches than would fill it: one of a small product
+takes half a millisecond, and six pairs of processes with five each differed by a tenth."""
 LEAST_LEFT = 0.5
 """Share of a sample's time that stays at least when what is no launch's is taken off."""
 ENDURED = 8
@@ -114,8 +117,9 @@ class _CpuRounds(Rounds):
         self._pairs: list[tuple[dict[str, Contestant], dict[str, Worker]]] = [(dict(each), {}) for each in baselines]
         self._warm = {0} if pairs == 1 else set[int]()
         """The pairs that have launched what a sample of the rounds does."""
-        backs = bool(self.protocol.round_s) and not self.protocol.selects and not operands.fresh_processes
-        self._starter = names[0] if backs and names[0] not in kernels else ""
+        self._exact = bool(self.protocol.round_s) and not self.protocol.selects and not operands.fresh_processes
+        """Whether these are a report's back-to-back launches of a product."""
+        self._starter = names[0] if self._exact and names[0] not in kernels else ""
         """The baseline whose process tells what a sample without launches takes; none where nothing is taken off."""
         self._starts_s: list[float] = []
         self._new_starts_s: list[float] = []
@@ -141,13 +145,19 @@ class _CpuRounds(Rounds):
     def most(self) -> int:
         return self.operands.slots
 
+    def count(self, wanted: float) -> int:
+        return self.most * PARTS if self._exact and wanted > self.most else super().count(wanted)
+
+    def parts(self, count: int) -> int:
+        return PARTS if count > self.most else 1
+
     def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
         pair = self.number % len(self._pairs)
         self._choose(pair)
         if names and pair not in self._warm:
             self._warm.add(pair)
             for name in names:
-                self._warm_up(name, range(count))
+                self._warm_up(name, range(min(count, self.most)))
                 self.contestants[name].freeze()
                 if name in self.kernels:
                     self.operands.require_bounds_kept()
