@@ -119,11 +119,12 @@ class _CpuRounds(Rounds):
         """The pairs that have launched what a sample of the rounds does."""
         self._exact = bool(self.protocol.round_s) and not self.protocol.selects and not operands.fresh_processes
         """Whether these are a report's back-to-back launches of a product."""
-        self._starter = names[0] if self._exact and names[0] not in kernels else ""
-        """The baseline whose process tells what a sample without launches takes; none where nothing is taken off."""
-        self._starts_s: list[float] = []
-        self._new_starts_s: list[float] = []
-        """Seconds of such samples: in rounds that stand, and since the last of these."""
+        self._starter = ""
+        """The baseline whose process tells what starting a sample takes; none where nothing is taken off."""
+        self._starts: list[tuple[float, float]] = []
+        self._new_starts: list[tuple[float, float]] = []
+        """Seconds that waking torch's process and its threads takes, and a sample without launches there: in rounds
+        that stand, and since the last of these."""
         self._choose(0)
         self.quiet = Quiet(terms.clock, terms.patience_s)
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
@@ -146,7 +147,10 @@ class _CpuRounds(Rounds):
         return self.operands.slots
 
     def count(self, wanted: float) -> int:
-        return self.most * PARTS if self._exact and wanted > self.most else super().count(wanted)
+        if not self._exact or wanted <= self.most:
+            return super().count(wanted)
+        self._starter = next((name for name in self.arms if name not in self.kernels), "")
+        return self.most * PARTS
 
     def parts(self, count: int) -> int:
         return PARTS if count > self.most else 1
@@ -163,13 +167,13 @@ class _CpuRounds(Rounds):
                     self.operands.require_bounds_kept()
 
     def begin_watch(self) -> None:
-        self._new_starts_s = []
+        self._new_starts = []
         self.quiet.begin()
 
     def disturbed(self) -> str:
         why = self.quiet.disturbed()
         if not why:
-            self._starts_s += self._new_starts_s
+            self._starts += self._new_starts
         return why
 
     def wait_for_quiet(self, why: str) -> None:
@@ -179,7 +183,7 @@ class _CpuRounds(Rounds):
         """Each of the launches has operands and an output of its own.
 
         The arm is stopped while operands change and until the clock starts; the warm-up met other operands. Waking a
-        process and its answer are no part of a launch: their time, in a process of torch's, is taken off all arms.
+        process and its answer are no part of a launch: `_taken_off_s`.
         """
         if name in self.kernels and (self.operands.fresh_processes or (self.protocol.fresh and self.number)):
             self._renew(name)
@@ -213,9 +217,10 @@ class _CpuRounds(Rounds):
             ) from None
         if name in self.kernels and self.check_elements:
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
-        if name == self._starter:
-            self._new_starts_s.append(self._start_s(arm))
-        return max(seconds - self._taken_off_s(), LEAST_LEFT * seconds) / count
+        if name == self._starter and count > 1:
+            first_s = self._again_s(arm, [0])
+            self._new_starts.append((first_s - (seconds - first_s) / (count - 1), self._again_s(arm, [])))
+        return max(seconds - self._taken_off_s(name), LEAST_LEFT * seconds) / count
 
     def _run_stopped(self, arm: Contestant) -> float:
         """Seconds of a run of what was prepared, from its process being stopped to its answer."""
@@ -225,18 +230,21 @@ class _CpuRounds(Rounds):
         with _on_core(min(os.sched_getaffinity(0))):
             return arm.run(self.timeout_s)
 
-    def _start_s(self, arm: Contestant) -> float:
-        """Seconds of a sample without launches."""
-        arm.prepare([])
+    def _again_s(self, arm: Contestant, slots: Sequence[int]) -> float:
+        """Seconds of a sample of these launches, or of none, whose results are not looked at."""
+        arm.prepare(slots)
         arm.freeze()
         self.clock.sleep(_settle_s())
         seconds = self._run_stopped(arm)
         arm.freeze()
         return seconds
 
-    def _taken_off_s(self) -> float:
-        """Seconds of every sample that are no launches': rather too few, as other work only adds to them."""
-        return sorted(self._starts_s)[len(self._starts_s) // 4] if self._starts_s else 0.0
+    def _taken_off_s(self, name: str) -> float:
+        """Seconds of an arm's sample that are no launches'. A candidate's threads wake at its own cost: what says so is
+        its own.
+        """
+        of_arm = [none_s if name in self.kernels else max(0.0, wake_s) for wake_s, none_s in self._starts]
+        return statistics.median(of_arm) if of_arm else 0.0
 
     def _warm_up(self, name: str, slots: Sequence[int]) -> None:
         """Launches that do not count; a process's first ones map the slots' memory and start its threads."""
@@ -257,7 +265,7 @@ class _CpuRounds(Rounds):
 
     def empty_call_us(self) -> float:
         """Microseconds of a run of no launches that all times hold: 0 where taken off, NaN without a candidate."""
-        if self._starter:
+        if self._starts:
             return 0.0
         worker = next(iter(self._workers.values()), None)
         if not worker:

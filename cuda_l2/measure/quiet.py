@@ -12,6 +12,7 @@ import ctypes
 import errno
 import functools
 import hashlib
+import json
 import math
 import os
 import statistics
@@ -47,9 +48,9 @@ FARTHER = 3.0
 EXCHANGES_KEPT = 1000
 """What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance. A
 spell that has nine tenths of them passes for usual; of a hundred, one of some ten seconds did."""
-KEPT_COUNTS, WRITTEN_EVERY = 50, 20
-"""What earlier processes found usual counts as so many exchanges, and is written anew after so many: a process that
-begins in a spell refuses it, and a machine that has changed passes after nine times as many."""
+WRITTEN, WRITTEN_EVERY = 200, 20
+"""So many of these are left to the next process, evenly spread, and written anew after so many: a process that begins
+in a spell refuses it, and a machine that has changed passes within a few processes."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
 
@@ -151,17 +152,17 @@ class _Usual:
 
     def __init__(self, path: Path) -> None:
         self._path, self._new = path, 0
-        self._known_s = deque(_read(path) * KEPT_COUNTS, maxlen=EXCHANGES_KEPT)
+        self._known_s = deque(_read(path), maxlen=EXCHANGES_KEPT)
 
     def with_one(self, seconds: float) -> float:
         """Seconds that are usual, another exchange counted."""
         self._known_s.append(seconds)
         self._new += 1
-        usual_s = sorted(self._known_s)[len(self._known_s) // 10]
+        ordered_s = sorted(self._known_s)
         if self._new % WRITTEN_EVERY == 0:
             with contextlib.suppress(UserError):  # a cache that cannot be written
-                write_text(self._path, str(usual_s))
-        return usual_s
+                write_text(self._path, json.dumps(ordered_s[:: -(-len(ordered_s) // WRITTEN)]))
+        return ordered_s[len(ordered_s) // 10]
 
 
 @functools.cache
@@ -171,12 +172,12 @@ def _usual(here: int, there: int) -> _Usual:
 
 
 def _read(path: Path) -> list[float]:
-    """The seconds kept, if any."""
+    """Seconds that earlier processes left; none where they are missing or damaged."""
     try:
-        seconds = float(path.read_text())
-    except (OSError, ValueError):
+        kept = [float(seconds) for seconds in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
         return []
-    return [seconds] if 0 < seconds < math.inf else []
+    return kept if all(0 < seconds < math.inf for seconds in kept) else []
 
 
 @functools.cache
