@@ -17,6 +17,9 @@ CHOICE, LATE_CHOICE = 0.4, 0.7
 """Share of the report's time in which the finalists are to have been compared; the second where the machine was busy
 during the whole search."""
 
+FIRST = 0.7
+"""Share of what is then left that the first of several protocols gets, whose figure is read most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

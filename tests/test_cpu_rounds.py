@@ -1,8 +1,10 @@
 """measure/cpu_rounds.py: a report's rounds go round pairs of processes, one of which may be slow as long as it lives."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from test_measure import PAPER_IN_SHORT
 
 from cuda_l2 import tasks
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.measure.cpu_rounds import _CpuRounds
+from cuda_l2.measure.cpu_rounds import PARTS, _CpuRounds
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.quiet import Busy
 from cuda_l2.measure.rounds import CANDIDATE, LEAST_ROUNDS, Kernel, Limits, Terms
@@ -105,7 +107,14 @@ class Pairs(_CpuRounds):
     taken: number of the round, arm's process, launches, of every sample. warmed: number of the round, process, slots.
     """
 
-    def __init__(self, pairs: int, busy: Sequence[int] = (), patience: float = 1e9) -> None:
+    def __init__(
+        self,
+        pairs: int,
+        busy: Sequence[int] = (),
+        patience: float = 1e9,
+        slots: int = 4,
+        protocol: Protocol = OFFLINE,
+    ) -> None:
         self.busy, self.patience, self.closed = list(busy), patience, list[str]()
         self.taken: list[tuple[int, str, int]] = []
         self.warmed: list[tuple[int, str, list[int]]] = []
@@ -118,8 +127,8 @@ class Pairs(_CpuRounds):
         baselines: Any = [
             {"torch": SimpleNamespace(name=f"torch {pair}", freeze=lambda: None)} for pair in range(pairs)
         ]
-        terms = Terms(OFFLINE, np.random.default_rng(0), clock=ticking())
-        operands = SimpleNamespace(slots=4, fresh_processes=False, require_bounds_kept=lambda: None)
+        terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
+        operands = SimpleNamespace(slots=slots, fresh_processes=False, require_bounds_kept=lambda: None)
         super().__init__(operands, baselines, {"ours": worker}, terms, 60.0)  # type: ignore[arg-type]
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
@@ -163,8 +172,28 @@ def test_one_pair_is_as_before() -> None:
     found = Pairs(1)
     found.run()
     counting = [taken for taken in found.taken if taken[0]]
-    assert len(counting) == 2 * OFFLINE.min_rounds and found.taken[-1][0] == OFFLINE.min_rounds
+    assert len(counting) == 2 * PARTS * OFFLINE.min_rounds and found.taken[-1][0] == OFFLINE.min_rounds
     assert not found.warmed
+
+
+@pytest.mark.parametrize(
+    ("slots", "protocol", "samples", "launches"),
+    [
+        (4, OFFLINE, PARTS, 4),
+        (7, replace(OFFLINE, round_s=0.006), 1, 6),  # of 1 ms each
+        (2, CPU_PROTOCOLS["finalists"], 1, 2),
+    ],
+    ids=["few slots", "slots for all", "a choice"],
+)
+def test_a_reports_round_has_several_samples_where_slots_hold_too_few_launches(
+    slots: int, protocol: Protocol, samples: int, launches: int
+) -> None:
+    found = Pairs(1, slots=slots, protocol=protocol)
+    found.run()
+    assert Counter(taken for taken in found.taken if taken[0] == 1) == {
+        (1, name, launches): samples for name in ("torch 0", "ours 0")
+    }
+    assert found.launches["ours"] - 1 <= samples * launches * found.taken[-1][0] <= found.launches["ours"]
 
 
 def test_without_quiet_a_ratio_needs_a_round_of_each_pair() -> None:
@@ -195,6 +224,78 @@ def test_the_interval_over_pairs_covers_what_the_one_over_rounds_does_not() -> N
     for number in range(6, 30, 6):
         samples.withdraw(number)
     assert samples.ratio("torch", "ours").low == -np.inf, "five pairs leave no 95 % interval"
+
+
+class Told:
+    """A process whose runs take what is told: by the launches of a sample, none among them."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds, self.asked = seconds, list[int]()
+        self.queued_s, self.collect = lambda: 0.0, lambda: [0]
+        self.stop = self.freeze = self.thaw = self.close = lambda: None
+
+    def prepare(self, slots: Sequence[int]) -> None:
+        self.asked.append(len(slots))
+
+    def run(self, timeout_s: float) -> float:
+        return self.seconds[self.asked[-1]]
+
+
+def told(protocol: Protocol, *, slots: int = 2, fresh_processes: bool = False) -> _CpuRounds:
+    """Rounds of samples of two launches: torch's take 400 us, ours 200, both 50 without a launch, torch's threads 40."""
+    nothing = dict.fromkeys(("begin_warm_up", "refresh", "require_untouched", "forget"), lambda *given: None)
+    arena = SimpleNamespace(read=lambda count: None)
+    operands: Any = SimpleNamespace(
+        slots=slots, fresh_processes=fresh_processes, check=lambda *given, **how: 0.0, arena=arena, **nothing
+    )
+    torch, ours = Told({0: 50e-6, 1: 290e-6, 2: 490e-6}), Told({0: 1e-9, 1: 1.0, 2: 250e-6})
+    terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
+    rounds = _CpuRounds(operands, [{"torch": cast(Any, torch)}], {"ours": lambda: cast(Any, ours)}, terms, 60.0)
+    rounds._renew("ours")
+    rounds.parts(rounds.count(10.0 if protocol.round_s else 1.0))
+    return rounds
+
+
+def samples_of(rounds: _CpuRounds) -> dict[str, float]:
+    return {name: scripted_times.REAL["sample"](rounds, name, 2) for name in ("torch", "ours")}
+
+
+def test_waking_is_taken_off_and_no_candidate_is_asked_for_it(monkeypatch: Any) -> None:
+    rounds, why, whole = told(OFFLINE), [""], {"torch": 245e-6, "ours": 125e-6}
+    monkeypatch.setattr(rounds.quiet, "disturbed", lambda: why[0], raising=False)
+    torch, ours = (cast(Told, rounds.contestants[name]) for name in ("torch", "ours"))
+    rounds.begin_watch()
+    assert samples_of(rounds) == pytest.approx(whole), "nothing is known of it yet"
+    why[0] = "load"
+    assert rounds.disturbed()
+    rounds.begin_watch()
+    assert samples_of(rounds) == pytest.approx(whole), "a round that is taken again tells nothing"
+    why[0] = ""
+    assert not rounds.disturbed()
+    assert samples_of(rounds) == pytest.approx({"torch": 200e-6, "ours": 100e-6}), "threads of ours wake at our cost"
+    assert torch.asked[-3:] == [2, 1, 0] and torch.asked.count(0) == 3 and ours.asked == [1, 2] * 3
+    assert rounds.empty_call_us() == 0.0
+    ours.seconds[2] = 80e-6
+    assert samples_of(rounds)["ours"] == pytest.approx(20e-6), "half of a sample stays"
+
+
+@pytest.mark.parametrize(
+    ("name", "terms"),
+    [
+        *((name, {}) for name in ("search", "finalists", "server", "paper")),
+        ("offline", {"fresh_processes": True}),
+        ("offline", {"slots": 20}),
+    ],
+    ids=str,
+)
+def test_other_samples_hold_all_that_they_take(name: str, terms: dict[str, Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(_CpuRounds, "most", scripted_times.REAL["most"])
+    rounds = told(CPU_PROTOCOLS[name], **terms)
+    for _ in range(2):
+        rounds.begin_watch()
+        assert samples_of(rounds) == pytest.approx({"torch": 245e-6, "ours": 125e-6})
+        assert not rounds.disturbed()
+    assert 0 not in cast(Told, rounds.contestants["torch"]).asked
 
 
 def test_the_time_that_further_processes_took_to_start_is_part_of_the_limit(

@@ -104,6 +104,24 @@ def test_a_launch_hangs_by_the_time_in_which_it_had_a_core(tmp_path, arena, monk
     assert now_s[0] == pytest.approx(gives_up_s, rel=0.01)
 
 
+def test_no_launch_of_a_new_process_waits_for_a_page(tmp_path) -> None:
+    gemm, slots = Gemm(64, 64, 64), 64
+    artifact = library(tmp_path, "for (int64_t i = 0; i < m * n; ++i) c[i] = a[i % (m * k)] + b[i % (k * n)];")
+    with (
+        Arena([gemm], slots=slots, workspace_bytes=4096) as made,
+        opened(made, artifact, CpuContract("gemm", 1, "0")) as candidate,
+    ):
+
+        def faults() -> int:
+            return int(Path(f"/proc/{candidate._pid}/stat").read_text().rsplit(")", 1)[1].split()[7])
+
+        candidate.launch(0, 20.0)
+        before = faults()
+        candidate.prepare(range(1, slots))
+        candidate.run(20.0)
+        assert faults() - before < slots, "a slot has six pages and more"
+
+
 def test_a_library_that_opens_files_at_load_finds_none(tmp_path, arena) -> None:
     secret = tmp_path.parent / "secret.txt"
     secret.write_text("1")

@@ -16,7 +16,7 @@ from cuda_l2.measure.protocols import CPU_PROTOCOLS, OFFLINE, PAPER, SERVER, Pro
 from cuda_l2.measure.quiet import Busy
 from cuda_l2.measure.rounds import LEAST_ROUNDS, PATIENCE_S, Kernel, Limits, Rounds, Terms
 from cuda_l2.optimizer import Optimizer
-from cuda_l2.plan import KERNEL_LAUNCHES, KERNEL_S, Plan, plan
+from cuda_l2.plan import FIRST, KERNEL_LAUNCHES, KERNEL_S, Plan, plan
 from cuda_l2.records import (
     Build,
     BuildStatus,
@@ -164,6 +164,23 @@ def test_a_budget_is_kept_within_15_percent_and_the_time_for_the_report(
     assert result.search.ended <= 1.15 * budget_s, result.search
     assert took_s <= 1.15 * budget_s + planned.report_s
     assert bool(result.reports) == (script.get("quiet_at", 0.0) < math.inf), "also where quiet came after the search"
+
+
+def test_the_first_protocol_of_a_report_has_the_larger_share_of_its_time(optimized: Any, monkeypatch: Any) -> None:
+    given_s: list[float] = []
+    timed = ScriptedBench.time_kernels
+
+    def watched(bench: Any, kernels: Any, protocol: Protocol, limits: Limits = Limits()) -> dict[str, Timing]:
+        if protocol.name == "offline":
+            given_s.append(limits.within_s)
+        return timed(bench, kernels, protocol, limits)
+
+    monkeypatch.setattr(ScriptedBench, "time_kernels", watched)
+    for protocol in ("standard", "offline"):
+        _, planned, took_s = optimized(10.0, protocol)
+        assert took_s <= 1.15 * 10.0 + planned.report_s
+    first_s, alone_s = given_s
+    assert first_s == pytest.approx(FIRST * alone_s, rel=0.1) and alone_s > 0.55 * planned.report_s
 
 
 def test_waiting_for_another_search_does_not_count(optimized: Any) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,14 +35,15 @@ BUSY = Timing(TimingStatus.BUSY, SEARCH.name, reason="other work")
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+def machine(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> Any:
     """What the machine says of itself."""
     says = SimpleNamespace(stolen_s=0.0, periods=0, others=0.0, canary_s=1e-4)
     monkeypatch.setattr(quiet, "stolen_s", lambda: says.stolen_s)
     monkeypatch.setattr(quiet, "_throttled", lambda: says.periods)
-    quiet._exchanges_s.clear()
+    quiet._usual.cache_clear()
     monkeypatch.setattr(quiet, "OtherWork", lambda clock: SimpleNamespace(found=lambda: BusyCores(says.others, 2)))
-    return says
+    yield says
+    quiet._usual.cache_clear()
 
 
 def test_a_quiet_round_is_not_disturbed(machine: Any) -> None:
@@ -134,6 +136,41 @@ def test_a_spell_as_long_as_a_timing_is_not_what_is_usual_after_a_search(machine
             watch.begin()
             why = watch.disturbed()
             assert why == f"two cores took {says} as long as before to exchange data" if says else why == ""
+
+
+def test_a_process_that_begins_in_a_spell_knows_what_was_usual_before(machine: Any, monkeypatch: Any) -> None:
+    clock, exchange_s = ticking(1e-9), [3e-4]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 6})
+    monkeypatch.setattr(quiet, "_exchange", lambda: lambda *asked: clock.sleep(exchange_s[0]) or 0)
+
+    def looks(count: int, times: float) -> str:
+        exchange_s[0] = 3e-4 * times
+        watch = Quiet(clock, 1.0)
+        for _ in range(count - 1):
+            watch.begin()
+        return watch._why
+
+    def began() -> None:
+        quiet._usual.cache_clear()  # as in a new process
+
+    assert looks(quiet.EXCHANGES_KEPT, 1.0) == ""
+    began()
+    assert looks(100, 4.0) == "two cores took 4.0 times as long as before to exchange data"
+    began()
+    assert looks(20, 1.0) == "" and looks(100, 4.0), "the spell is not over for good"
+    refused = 0
+    while refused < 10 and looks(100, 4.0):
+        refused += 1
+        began()
+    assert 1 < refused < 10, "cores that stay far apart are no disturbance"
+    began()
+    assert looks(1, 4.0) == "" and looks(60, 1.0) == "" and looks(1, 4.0), "they are near again"
+    (kept,) = (Path(os.environ["CUDA_L2_CACHE"]) / "exchanges").iterdir()
+    assert len(kept.read_text()) < 10_000
+    for damaged in ("", "nan", "[-1.0]", "[NaN]", "{}", "3", "[[]]", '["x"]'):
+        kept.write_text(damaged)
+        began()
+        assert looks(1, 9.0) == "", "what is damaged counts for nothing"
 
 
 def test_two_cores_exchange_a_line_and_this_thread_may_run_everywhere_again() -> None:

@@ -23,6 +23,11 @@ from cuda_l2.system.errors import UserError
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
+PARTS = 3
+"""Samples of an arm in a report's round where the slots hold fewer launches than would fill it: one of a small product
+takes half a millisecond, and six pairs of processes with five each differed by a tenth."""
+LEAST_LEFT = 0.5
+"""Share of a sample's time that stays at least when what is no launch's is taken off."""
 ENDURED = 8
 """Samples that one process of a candidate gives beside those that count, where each of these has a new one."""
 OWN_BYTES, LAST_LEVEL_BYTES = 1 << 20, 32 << 20
@@ -112,6 +117,14 @@ class _CpuRounds(Rounds):
         self._pairs: list[tuple[dict[str, Contestant], dict[str, Worker]]] = [(dict(each), {}) for each in baselines]
         self._warm = {0} if pairs == 1 else set[int]()
         """The pairs that have launched what a sample of the rounds does."""
+        self._exact = bool(self.protocol.round_s) and not self.protocol.selects and not operands.fresh_processes
+        """Whether these are a report's back-to-back launches of a product."""
+        self._starter = ""
+        """The baseline whose process tells what starting a sample takes; none where nothing is taken off."""
+        self._starts: list[tuple[float, float]] = []
+        self._new_starts: list[tuple[float, float]] = []
+        """Seconds that waking torch's process and its threads takes, and a sample without launches there: in rounds
+        that stand, and since the last of these."""
         self._choose(0)
         self.quiet = Quiet(terms.clock, terms.patience_s)
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
@@ -133,22 +146,35 @@ class _CpuRounds(Rounds):
     def most(self) -> int:
         return self.operands.slots
 
+    def count(self, wanted: float) -> int:
+        if not self._exact or wanted <= self.most:
+            return super().count(wanted)
+        self._starter = next((name for name in self.arms if name not in self.kernels), "")
+        return self.most * PARTS
+
+    def parts(self, count: int) -> int:
+        return PARTS if count > self.most else 1
+
     def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
         pair = self.number % len(self._pairs)
         self._choose(pair)
         if names and pair not in self._warm:
             self._warm.add(pair)
             for name in names:
-                self._warm_up(name, range(count))
+                self._warm_up(name, range(min(count, self.most)))
                 self.contestants[name].freeze()
                 if name in self.kernels:
                     self.operands.require_bounds_kept()
 
     def begin_watch(self) -> None:
+        self._new_starts = []
         self.quiet.begin()
 
     def disturbed(self) -> str:
-        return self.quiet.disturbed()
+        why = self.quiet.disturbed()
+        if not why:
+            self._starts += self._new_starts
+        return why
 
     def wait_for_quiet(self, why: str) -> None:
         self.quiet.wait(why)
@@ -156,7 +182,8 @@ class _CpuRounds(Rounds):
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         """Each of the launches has operands and an output of its own.
 
-        The arm is stopped while operands change and until the clock starts; the warm-up met other operands.
+        The arm is stopped while operands change and until the clock starts; the warm-up met other operands. Waking a
+        process and its answer are no part of a launch: `_taken_off_s`.
         """
         if name in self.kernels and (self.operands.fresh_processes or (self.protocol.fresh and self.number)):
             self._renew(name)
@@ -171,17 +198,13 @@ class _CpuRounds(Rounds):
         self._evict()
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         queued_s = arm.queued_s()  # of threads that wait for nothing now
-        self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
+        self.clock.sleep(_settle_s() + gap)
         if not self.protocol.evict:
             self.operands.arena.read(count)  # the checks before the sample have left it in memory for some launches
         queued_s += process_tree.own_queued_s()  # this thread's wait for a core would be in the sample too
-        arm.thaw()
-        # its first thread's, which sleeps as soon as it has answered; others of an arm spin for a while on theirs and
-        # would hold up the one that reads the clock
-        with _on_core(min(os.sched_getaffinity(0))):
-            seconds = arm.run(self.timeout_s) / count
+        seconds = self._run_stopped(arm)
         arm.stop()  # what its threads wait from here on is not the sample's
-        self.quiet.sampled(seconds * count, process_tree.own_queued_s() + arm.queued_s() - queued_s)
+        self.quiet.sampled(seconds, process_tree.own_queued_s() + arm.queued_s() - queued_s)
         arm.freeze()
         try:
             difference = self.operands.check(arm.collect(), element_wise=self.check_elements)
@@ -194,7 +217,34 @@ class _CpuRounds(Rounds):
             ) from None
         if name in self.kernels and self.check_elements:
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
+        if name == self._starter and count > 1:
+            first_s = self._again_s(arm, [0])
+            self._new_starts.append((first_s - (seconds - first_s) / (count - 1), self._again_s(arm, [])))
+        return max(seconds - self._taken_off_s(name), LEAST_LEFT * seconds) / count
+
+    def _run_stopped(self, arm: Contestant) -> float:
+        """Seconds of a run of what was prepared, from its process being stopped to its answer."""
+        arm.thaw()
+        # its first thread's, which sleeps as soon as it has answered; others of an arm spin for a while on theirs and
+        # would hold up the one that reads the clock
+        with _on_core(min(os.sched_getaffinity(0))):
+            return arm.run(self.timeout_s)
+
+    def _again_s(self, arm: Contestant, slots: Sequence[int]) -> float:
+        """Seconds of a sample of these launches, or of none, whose results are not looked at."""
+        arm.prepare(slots)
+        arm.freeze()
+        self.clock.sleep(_settle_s())
+        seconds = self._run_stopped(arm)
+        arm.freeze()
         return seconds
+
+    def _taken_off_s(self, name: str) -> float:
+        """Seconds of an arm's sample that are no launches'. A candidate's threads wake at its own cost: what says so is
+        its own.
+        """
+        of_arm = [none_s if name in self.kernels else max(0.0, wake_s) for wake_s, none_s in self._starts]
+        return statistics.median(of_arm) if of_arm else 0.0
 
     def _warm_up(self, name: str, slots: Sequence[int]) -> None:
         """Launches that do not count; a process's first ones map the slots' memory and start its threads."""
@@ -214,7 +264,9 @@ class _CpuRounds(Rounds):
         self.evicted += 1
 
     def empty_call_us(self) -> float:
-        """Microseconds of a run of no launches, which all arms pay; NaN without a candidate."""
+        """Microseconds of a run of no launches that all times hold: 0 where taken off, NaN without a candidate."""
+        if self._starts:
+            return 0.0
         worker = next(iter(self._workers.values()), None)
         if not worker:
             return float("nan")
@@ -236,6 +288,11 @@ class _CpuRounds(Rounds):
             self._workers.pop(name).close()
             self.operands.forget()
         self.contestants[name] = self._workers[name] = self._open[name]()
+
+
+def _settle_s() -> float:
+    """Idle time before a timed run."""
+    return SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"])
 
 
 @contextlib.contextmanager

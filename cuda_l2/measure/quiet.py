@@ -7,21 +7,25 @@ by a control group's quota, and two canaries: work of this process that takes lo
 and a cache line that two cores hand to and fro, which takes longer where a host has moved one of them.
 """
 
+import contextlib
 import ctypes
 import errno
 import functools
 import hashlib
+import json
 import math
 import os
 import statistics
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from cuda_l2.machine import cpu
+from cuda_l2.machine.cpu import target as cpu_target
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import NOTICED_CORES, Others, OtherWork, stolen_s
-from cuda_l2.system import control_groups
+from cuda_l2.system import control_groups, paths
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.steps import step
 
@@ -36,7 +40,7 @@ SLOWER = 1.4
 """Times the median of what the canary took before: a clock that stays lower is no disturbance."""
 CANARIES = 3
 """How many tell what is usual."""
-EXCHANGE = Path(cpu.__file__).with_name("exchange.c")
+EXCHANGE = Path(cpu_target.__file__).with_name("exchange.c")
 EXCHANGES = 3000
 FARTHER = 3.0
 """Times what exchanges of two cores usually take. 58 to 210 ns each were seen as a rule, for seconds or a minute 380 to
@@ -44,8 +48,9 @@ FARTHER = 3.0
 EXCHANGES_KEPT = 1000
 """What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance. A
 spell that has nine tenths of them passes for usual; of a hundred, one of some ten seconds did."""
-_exchanges_s: defaultdict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=EXCHANGES_KEPT))
-"""What they took in this process, by the two cores."""
+WRITTEN, WRITTEN_EVERY = 200, 20
+"""So many of these are left to the next process, evenly spread, and written anew after so many: a process that begins
+in a spell refuses it, and a machine that has changed passes within a few processes."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
 
@@ -135,13 +140,44 @@ class Quiet:
             if _exchange()(here, there, EXCHANGES) not in (0, errno.ETIMEDOUT):
                 return  # no thread can be had, or a core has gone: nothing is known
             taken.append(self._clock.now() - start)
-        known = _exchanges_s[here, there]
-        known.append(min(taken))
-        usual_s = sorted(known)[len(known) // 10]
+        usual_s = _usual(here, there).with_one(min(taken))
         if min(taken) > FARTHER * usual_s:
             self._why = (
                 self._why or f"two cores took {min(taken) / usual_s:.1f} times as long as before to exchange data"
             )
+
+
+class _Usual:
+    """What exchanges between two cores usually take, of this process and of earlier ones. path: where that is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._new = path, 0
+        self._known_s = deque(_read(path), maxlen=EXCHANGES_KEPT)
+
+    def with_one(self, seconds: float) -> float:
+        """Seconds that are usual, another exchange counted."""
+        self._known_s.append(seconds)
+        self._new += 1
+        ordered_s = sorted(self._known_s)
+        if self._new % WRITTEN_EVERY == 0:
+            with contextlib.suppress(UserError):  # a cache that cannot be written
+                write_text(self._path, json.dumps(ordered_s[:: -(-len(ordered_s) // WRITTEN)]))
+        return ordered_s[len(ordered_s) // 10]
+
+
+@functools.cache
+def _usual(here: int, there: int) -> _Usual:
+    of = f"{cpu_target.detect().machine} {here} {there}"
+    return _Usual(paths.cache_dir() / "exchanges" / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.json")
+
+
+def _read(path: Path) -> list[float]:
+    """Seconds that earlier processes left; none where they are missing or damaged."""
+    try:
+        kept = [float(seconds) for seconds in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
+    return kept if all(0 < seconds < math.inf for seconds in kept) else []
 
 
 @functools.cache

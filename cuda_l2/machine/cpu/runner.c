@@ -150,8 +150,8 @@ static void faulted(int number, siginfo_t *info, void *context) {
     _exit(OUTSIDE);
 }
 
-/* Reserve the arena and map its segments. `touch`: their pages too, so that no launch waits for one. */
-static void map_arena(int fd, int64_t table, int touch) {
+/* Reserve the arena and map its segments with their pages, so that no launch waits for one. */
+static void map_arena(int fd, int64_t table) {
     arena = mmap(0, (size_t)arena_bytes, PROT_NONE, MAP_SHARED, fd, 0);
     segments = malloc((size_t)segment_count * sizeof *segments);
     if (arena == MAP_FAILED || !segments) fail("arena", strerror(errno));
@@ -161,7 +161,7 @@ static void map_arena(int fd, int64_t table, int touch) {
         size_t bytes = (size_t)(segments[i].stop - segments[i].start);
         if (mprotect(start, bytes, PROT_READ | (segments[i].writable ? PROT_WRITE : 0))) fail("arena", strerror(errno));
         /* older systems map when first used */
-        if (touch) madvise(start, bytes, segments[i].writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+        madvise(start, bytes, segments[i].writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
     }
     struct sigaction action = {.sa_sigaction = faulted, .sa_flags = (int)(SA_SIGINFO | SA_RESETHAND)};
     if (sigaction(SIGSEGV, &action, 0) || sigaction(SIGBUS, &action, 0)) fail("signals", strerror(errno));
@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
     if (fstat(arena_fd, &info)) fail("arena", strerror(errno));
     arena_bytes = info.st_size;
     segment_count = atoll(argv[5]);
-    map_arena(arena_fd, atoll(argv[4]), task);
+    map_arena(arena_fd, atoll(argv[4]));
     close(arena_fd);
     control = float_control();
     int error = pool_start(atoi(argv[3]), 1);
