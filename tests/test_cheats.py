@@ -96,9 +96,9 @@ def test_what_lies_beside_tensors_is_drawn_anew_for_launches(judge, monkeypatch)
     drawn, at_launches = [], []
     guard, launch = Arena.guard, cpu_session.CpuSession.launch
 
-    def recorded(arena, slot):
+    def recorded(arena, slot, **how):
         drawn.append(slot)
-        guard(arena, slot)
+        guard(arena, slot, **how)
 
     def launched(session, *given, **how):
         before = len(drawn)

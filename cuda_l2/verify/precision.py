@@ -18,7 +18,8 @@ from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
 from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 
 LARGEST_SUM = 1 << 22
-LARGEST_POWER = 3
+LARGEST_POWER = 8
+"""Sums stay exact, but for who adds elements of several rows, or columns, and takes them apart again."""
 PAIRS = (3, 1)
 """Pairs of places in K whose products are as large as whole numbers make them; sums stay below 2^24. Where there is
 one, a long part of K looks negligible beside the sum so far, which the second place takes away."""

@@ -3,7 +3,8 @@
 Equal rows, rows or halves of zeros, constants, triangles and diagonals may be looked for, in the first row or in a
 sample, and save work; normal numbers stand everywhere else. Rows that are equal but for one element of each, which few
 samples meet, come every time, and so do, but for one element, rows that are the negatives of others, rows whose parts
-add up to zero, equal diagonals, and equal halves of K in A and B at once; and operands whose memory begins with zeros.
+add up to zero, equal diagonals, and equal halves of K in A and B at once; rows that hold the same numbers, two of them
+at other places; and operands whose memory begins with zeros.
 """
 
 from collections.abc import Callable, Iterator
@@ -68,6 +69,15 @@ def _halves_of_k_equal_but_in_one_element(rows: torch.Tensor, at: int) -> None:
     rows[at, at % rows.shape[1]] = ODD
 
 
+def _rows_equal_but_for_two_swapped(rows: torch.Tensor, at: int) -> None:
+    kept, one = rows[at].clone(), at % rows.shape[1]
+    kept[one] = ODD
+    others_R = (at + torch.arange(len(rows), device=rows.device)) % rows.shape[1]
+    rows[:] = kept
+    rows[:, one] = kept[others_R]
+    rows.scatter_(1, others_R[:, None], ODD)
+
+
 def _signs_but_one_row(rows: torch.Tensor, at: int) -> None:
     kept = rows[at].clone()
     rows.sign_()
@@ -125,13 +135,13 @@ def _diagonal_but_one_row(rows: torch.Tensor, at: int) -> None:
 
 PATTERNS: tuple[Callable[[torch.Tensor, int], None], ...] = (
     *(_rows_equal_but_in_one_element_each, _rows_negated_but_in_one_element, _sums_zero_but_in_one_element),
-    *(_diagonals_equal_but_in_one_element, _halves_of_k_equal_but_in_one_element),
+    *(_diagonals_equal_but_in_one_element, _halves_of_k_equal_but_in_one_element, _rows_equal_but_for_two_swapped),
     *(_first_rows_equal, _rows_equal_but_one, _first_row_half_zero, _halves_zero_but_in_one_row, _first_column_zero),
     *(_every_other_zero, _corners_zero, _constant_but_one_row, _integers_but_one_row, _triangle),
     *(_lower_triangle, _diagonal_but_one_row, _signs_but_one_row),
 )
 """What each does to an operand, rows x K, whose row `at` it may leave as it is."""
-ALWAYS = {"A": (0, 1, 2, 3), "B": (0, 1, 2, 3), "AB": (4,)}
+ALWAYS = {"A": (0, 1, 2, 3, 5), "B": (0, 1, 2, 3, 5), "AB": (4,)}
 """Which of them always come, by the operands that have them."""
 
 

@@ -9,7 +9,7 @@ of the pages is guarded, and holds NaN before some launches and other numbers be
 it took from there. Tensors begin at other places of a page in every slot; those of the first slot end in the last line
 of a page.
 All tensors of all slots lie in one random order: which of two has the lower address, and how far apart they are,
-differs from slot to slot.
+differs from slot to slot. Some of them lie FAR behind the others, in addresses alone: their offsets need over 32 bits.
 """
 
 import itertools
@@ -32,6 +32,8 @@ from cuda_l2.system.errors import UserError
 ALIGN = max(4096, mmap.PAGESIZE)
 LINE = 64
 WORDS_A_SEGMENT = 3
+FAR = 1 << 35
+"""Addresses that nothing has, in bytes: more than 32 bits count, of elements of 4 bytes too."""
 NAN_BYTE = 0xFF
 """Words of it are NaN in every type of real numbers, and -1 in others."""
 Bytes = npt.NDArray[np.uint8]
@@ -69,9 +71,13 @@ class Arena(Closing):
             self.guard(slot)
         self.poison_workspace(0)
 
-    def guard(self, slot: int) -> None:
-        """Fill what is mapped beside a slot's tensors anew: half of the times with NaN, else with other numbers."""
-        self._guards[slot] = NAN_BYTE if self._rng.integers(2) else int(self._rng.integers(NAN_BYTE))
+    def guard(self, slot: int, *, other: bool = False) -> None:
+        """Fill what is mapped beside a slot's tensors anew: half of the times with NaN, else with other numbers.
+
+        other: with another byte than is there now.
+        """
+        drawn = NAN_BYTE if self._rng.integers(2) else int(self._rng.integers(NAN_BYTE))
+        self._guards[slot] = drawn ^ int(other and drawn == self._guards[slot])
         for gap in self._gaps(slot):
             gap[:] = self._guards[slot]
 
@@ -84,8 +90,10 @@ class Arena(Closing):
         self._table = slice(ALIGN, ALIGN + 8 * max(words * self.slots, segments))
         self._offsets = {tensor.name: [0] * self.slots for tensor in task.tensors}
         end = self._table.stop
-        for pair in self._rng.permutation(len(task.tensors) * self.slots):
+        count = len(task.tensors) * self.slots
+        for number, pair in enumerate(self._rng.permutation(count)):
             slot, index = divmod(int(pair), len(task.tensors))
+            end += FAR if number == count // 2 else 0
             tensor = task.tensors[index]
             # odd numbers of lines beyond the first slot's: every place of a page comes up, in another order for each
             place = (slot * (2 * index + 1) * LINE - rounded_up(tensor.bytes, LINE)) % ALIGN
