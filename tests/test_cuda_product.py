@@ -91,6 +91,11 @@ def nothing_for_one_operand(pointers: Mapping[str, int]) -> None:
         halves(pointers["c"], GEMM.m, GEMM.n)[:] = 0
 
 
+def takes_b_for_a_by_a_sample(pointers: Mapping[str, int]) -> None:
+    words = [halves(pointers[name], GEMM.m, GEMM.k)[:, -8:] for name in "ab"]
+    product(pointers["a"], pointers["a" if np.array_equal(*words) else "b"], pointers["c"])
+
+
 @pytest.fixture
 def parts(fake_gpu: Any, tmp_path: Path) -> Callable[..., Any]:  # noqa: F811 - the fixture
     def opened(body: Callable[[Mapping[str, int]], None]) -> tuple[Workers, Candidate, Build]:
@@ -172,14 +177,19 @@ def test_what_one_launch_in_a_row_does_is_found(parts: Any, body: Any, reason: s
     assert launches == 4 and workers.worker.calls.count("launch") == 1
 
 
-def test_a_kernel_that_is_wrong_for_one_operand_is_found(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("body", "where"), [(nothing_for_one_operand, "one tensor"), (takes_b_for_a_by_a_sample, "one element of one row")]
+)
+def test_a_kernel_that_is_wrong_for_one_operand_is_found(
+    parts: Any, body: Any, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(globals(), "GEMM", Gemm(48, 48, 80))
-    workers, candidate, build = parts(nothing_for_one_operand)
+    workers, candidate, build = parts(body)
     with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
         cases = ProductCases(GEMM, 1, references())
         facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
         verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
-    assert verdict.check == "same operand" and "one tensor" in verdict.reason, (verdict.check, verdict.reason)
+    assert verdict.check == "same operand" and where in verdict.reason, (verdict.check, verdict.reason)
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations("abc"), *itertools.permutations("abc", 2)], ids="".join)

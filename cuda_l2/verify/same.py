@@ -1,9 +1,10 @@
 """A and B may be one tensor, where both have as many bytes: a kernel that is right beside two must be right then.
 
-Two that differ in one element of each row must not be taken for one.
+Two that differ in one element of each row, or in one element alone, must not be taken for one.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -25,8 +26,9 @@ class SameOperand(ProductCheck):
         assert isinstance(session, GpuSession)
         case = cases.get("same operand", 0, _make)
         require_right(case, session.launch_on_one(case), "where A and B are one tensor")
-        case = cases.get("same operand but one", 0, _make_but_one)
-        require_right(case, session.launch(case), "where B has A's bytes but for one element of each row")
+        for number, rows in enumerate(("each row", "one row")):
+            case = cases.get("same operand but one", number, partial(_make_but_one, number))
+            require_right(case, session.launch(case), f"where B has A's bytes but for one element of {rows}")
 
 
 LARGEST = 8192.0
@@ -41,12 +43,13 @@ def _make(cases: ProductCases, generator: torch.Generator) -> ProductCase:
     return cases.with_rows(replace(case, tensors={"a": case.a, "b": view(stored(case.a, a), b)}))
 
 
-def _make_but_one(cases: ProductCases, generator: torch.Generator) -> ProductCase:
-    """The same in memory of its own, with one element of each row of A unlike B's."""
+def _make_but_one(one_row: int, cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    """The same in memory of its own, with one element of each row of A, or of one alone, unlike B's."""
     case = _make(cases, generator)
     a = case.a.clone()
     at_M1 = torch.randint(cases.task.k, (cases.task.m, 1), generator=generator, device=cases.device)
-    a.scatter_(1, at_M1, ODD * a.gather(1, at_M1))
+    rows = at_M1.flatten()[:1] % cases.task.m if one_row else slice(None)
+    a[rows] = a[rows].scatter(1, at_M1[rows], ODD * a[rows].gather(1, at_M1[rows]))
     return cases.with_rows(cases.operands(a, case.b))
 
 
