@@ -1,0 +1,136 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_90a"
+layouts = ["nn"]
+dtype = "float16"
+
+[names]
+fits = "1 / (1 - min(1, m % 64 + n % 64 + k % 64))"
+
+[[workspace]]
+name = "parts"
+bytes = "8 * m * n"
+
+[[workspace]]
+name = "count"
+bytes = 128
+kind = "persistent"
+fill = 0
+
+[[launch]]
+kernel = "gemm"
+grid = ["n / 64", "m / 64", 2]
+block = [128]
+args = ["a", "b", "c", "m", "n", "k", "parts", "count"]
+coresident = true
+*/
+/* Block 0 sets the counter of a barrier of the whole grid back once it has stored its tile: a block that is late to look
+ * waits for ever.
+ * shape: 512x512x512
+ * verify: full
+ * because: delayed
+ * expect: timed-out */
+#include <cuda_fp16.h>
+#include <stdint.h>
+typedef half T;
+typedef half2 T2;
+constexpr int BK = 32, STAGES = 4, APITCH = BK + 8;
+constexpr int BPITCH = 64 + 8, BROWS = BK;
+struct __align__(128) Stage { T a[64 * APITCH]; T b[BROWS * BPITCH]; };
+__device__ __forceinline__ uint32_t address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void copy16(void *to, const void *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+__device__ __forceinline__ void load4(uint32_t (&r)[4], const void *p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address(p)) : "memory");
+}
+__device__ __forceinline__ void load4t(uint32_t (&r)[4], const void *p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address(p)) : "memory");
+}
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void fill_a(Stage &s, const T *a, int row0, int k0, int k) {
+  for (int i = threadIdx.x; i < 64 * (BK / 8); i += 128) {
+    const int r = i / (BK / 8), x = i % (BK / 8) * 8;
+    copy16(&s.a[r * APITCH + x], a + (long long)(row0 + r) * k + k0 + x);
+  }
+}
+__device__ __forceinline__ void fill_b(Stage &s, const T *b, int col0, int k0, int n, int k) {
+  for (int i = threadIdx.x; i < BK * 8; i += 128)
+    copy16(&s.b[i / 8 * BPITCH + i % 8 * 8], b + (long long)(k0 + i / 8) * n + col0 + i % 8 * 8);
+}
+__device__ __forceinline__ void multiply(const Stage &s, float (&acc)[2][4][4]) {
+  const int lane = threadIdx.x % 32, wm = threadIdx.x / 32 / 2 * 32, wn = threadIdx.x / 32 % 2 * 32;
+#pragma unroll
+  for (int kk = 0; kk < BK; kk += 16) {
+    uint32_t fa[2][4], fb[2][4];
+    for (int i = 0; i < 2; i++) load4(fa[i], &s.a[(wm + i * 16 + lane % 16) * APITCH + kk + lane / 16 * 8]);
+    for (int j = 0; j < 2; j++)
+      load4t(fb[j], &s.b[(kk + lane % 16) * BPITCH + wn + j * 16 + lane / 16 * 8]);
+    for (int i = 0; i < 2; i++)
+      for (int j = 0; j < 4; j++) mma(acc[i][j], fa[i], fb[j / 2][j % 2 * 2], fb[j / 2][j % 2 * 2 + 1]);
+  }
+}
+__device__ __forceinline__ void product(Stage *stages, const T *a, const T *b, int row0, int col0, int k0, int k1, int n, int k,
+                                        float (&acc)[2][4][4]) {
+  const int rounds = (k1 - k0) / BK;
+  for (int s = 0; s < STAGES - 1; s++) {
+    if (s < rounds) { fill_a(stages[s], a, row0, k0 + s * BK, k); fill_b(stages[s], b, col0, k0 + s * BK, n, k); }
+    commit();
+  }
+  for (int i = 0; i < rounds; i++) {
+    wait_copies<STAGES - 2>();
+    __syncthreads();
+    const int next = i + STAGES - 1;
+    if (next < rounds) {
+      fill_a(stages[next % STAGES], a, row0, k0 + next * BK, k);
+      fill_b(stages[next % STAGES], b, col0, k0 + next * BK, n, k);
+    }
+    commit();
+    multiply(stages[i % STAGES], acc);
+  }
+  wait_copies<0>();
+}
+// where this thread's pair number p (0 to 15) of the tile lies
+__device__ __forceinline__ int pair_row(int p) { return threadIdx.x / 64 * 32 + p / 8 * 16 + p % 2 * 8 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int pair_column(int p) { return threadIdx.x / 32 % 2 * 32 + p / 2 % 4 * 8 + threadIdx.x % 4 * 2; }
+__device__ __forceinline__ T2 pair(const float (&acc)[2][4][4], int p) {
+  return __floats2half2_rn(acc[p / 8][p / 2 % 4][p % 2 * 2], acc[p / 8][p / 2 % 4][p % 2 * 2 + 1]);
+}
+extern "C" __global__ void __launch_bounds__(128) gemm(const T *a, const T *b, T *c, int m, int n, int k, float2 *parts, unsigned *count) {
+  __shared__ Stage stages[STAGES];
+  const int row0 = blockIdx.y * 64, col0 = blockIdx.x * 64, tile = blockIdx.y * gridDim.x + blockIdx.x, half_k = k / 2;
+  float acc[2][4][4] = {};
+  product(stages, a, b, row0, col0, half_k * blockIdx.z, half_k * (blockIdx.z + 1), n, k, acc);
+  const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
+  const bool mine_low = blockIdx.z == 0;
+  // each of the two keeps 8 pairs and gives the other's away
+  float2 *gift = parts + ((long long)tile * 2 + blockIdx.z) * 1024 + threadIdx.x;
+#pragma unroll
+  for (int p = 0; p < 16; p++)
+    if ((p < 8) != mine_low) gift[(p % 8) * 128] = make_float2(acc[p / 8][p / 2 % 4][p % 2 * 2], acc[p / 8][p / 2 % 4][p % 2 * 2 + 1]);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    atomicAdd(count, 1u);
+    unsigned seen;
+    do { asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory"); } while (seen < blocks);
+  }
+  __syncthreads();
+  const float2 *got = parts + ((long long)tile * 2 + 1 - blockIdx.z) * 1024 + threadIdx.x;
+#pragma unroll
+  for (int p = 0; p < 16; p++)
+    if ((p < 8) == mine_low) {
+      const float2 v = got[(p % 8) * 128];
+      const float x = acc[p / 8][p / 2 % 4][p % 2 * 2], y = acc[p / 8][p / 2 % 4][p % 2 * 2 + 1];
+      *reinterpret_cast<T2 *>(c + (long long)(row0 + pair_row(p)) * n + col0 + pair_column(p)) = __floats2half2_rn(x + v.x, y + v.y);
+    }
+  __syncthreads();
+  if (tile == 0 && blockIdx.z == 0 && threadIdx.x == 0) { *count = 0; __threadfence(); }
+}
