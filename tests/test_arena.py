@@ -1,6 +1,8 @@
 """machine/cpu/arena.py and measure/operands.py: what shared memory shows of a candidate, and what it leaves to it."""
 
+import errno
 import itertools
+import os
 from collections import Counter
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 from cuda_l2 import contract, tasks
-from cuda_l2.machine.cpu.arena import ALIGN, Arena, CandidateMemory
+from cuda_l2.machine.cpu.arena import ALIGN, FAR, Arena, CandidateMemory
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.machine.tensors import stored
 from cuda_l2.measure.operands import CaseOperands
@@ -123,6 +125,19 @@ def test_tensors_begin_at_every_place_of_a_page() -> None:
     with Arena([gemm], slots=64, workspace_bytes=64) as arena:
         for tensor in gemm.tensors:
             assert len({arena.offset(tensor.name, slot) % ALIGN for slot in range(64)}) == min(64, ALIGN // 64)
+
+
+def test_where_addresses_are_limited_tensors_lie_together(monkeypatch) -> None:
+    truncate = os.ftruncate
+
+    def limited(fd: int, size: int) -> None:
+        if size > 1 << 30:
+            raise OSError(errno.EFBIG, "File too large")
+        truncate(fd, size)
+
+    monkeypatch.setattr(os, "ftruncate", limited)
+    with Arena([Gemm(64, 64, 64)], slots=2, workspace_bytes=4096) as made:
+        assert made.size < FAR
 
 
 def test_tensors_of_slots_lie_in_every_order() -> None:

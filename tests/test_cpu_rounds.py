@@ -252,7 +252,9 @@ def told(protocol: Protocol, *, slots: int = 2, fresh_processes: bool = False) -
     terms = Terms(protocol, np.random.default_rng(0), clock=ticking())
     rounds = _CpuRounds(operands, [{"torch": cast(Any, torch)}], {"ours": lambda: cast(Any, ours)}, terms, 60.0)
     rounds._renew("ours")
-    rounds.parts(rounds.count(10.0 if protocol.round_s else 1.0))
+    count = rounds.count(10.0 if protocol.round_s else 1.0)
+    rounds.parts(count)
+    rounds.begin_round(["torch", "ours"], count)
     return rounds
 
 

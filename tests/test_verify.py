@@ -1,18 +1,22 @@
 """verify/: honest results in any summation order pass every check; the corpus of cheats stands in test_cheats.py."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import Build, BuildStatus, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases
-from cuda_l2.verify import _base, magnitudes, precision, special, structure, words
+from cuda_l2.verify import _base, magnitudes, precision, shapes, special, structure, words
 from cuda_l2.verify._base import CheckFailed, Outputs, Session, Turn, all_checks
 
 
@@ -431,3 +435,20 @@ def test_few_large_cases_are_kept_until_their_answers_are_read(monkeypatch) -> N
     with pytest.raises(CheckFailed, match="at 0"):
         _base.require_each(session, (Turn(case, str(number)) for number in range(3)), wrong, require)
     assert met == ["0"]
+
+
+@pytest.mark.parametrize("where", ["far", "others"])
+def test_a_size_several_times_as_large_may_be_more_than_a_block_can_have(where: str) -> None:
+    """Sizes near the task's own may not."""
+    larger = Gemm(64, 64, 640)
+
+    def refused(case: Case) -> Outputs:
+        raise Fault(VerdictStatus.FORBIDDEN, "needs more shared memory than a block can have")
+
+    cases: Any = SimpleNamespace(
+        **{"others": (), "far": (), where: (larger,)}, usual="normal numbers", distributions=()
+    )
+    cases.drawn = lambda *_, **__: None
+    session: Any = SimpleNamespace(cases=cases, serves=lambda task: True, launch=refused)
+    with contextlib.nullcontext() if where == "far" else pytest.raises(Fault):
+        shapes.CHECK.run(session)

@@ -18,13 +18,15 @@ from cuda_l2.records import Gemm, Layout
 
 FEW = 512
 """Most rows: A is copied once a phase."""
+MOST_COLUMNS = 1 << 20
+"""Numbers of columns and phases go to the kernel in one word."""
 PHASES = "(2 + 2 * min(1, k % 4) + 4 * (k % 2))"
 """8 / gcd(k, 8), where k is no multiple of 8."""
 PARTS = ("pad", "rows", "tiles", "column", "load", "whole")
 
 
 class Phases(Ragged):
-    """One launch copies A once a phase, moved; the other multiplies each copy by every so-many-th row of B."""
+    """One launch copies A once a phase, moved; the other multiplies copy p of P by rows p, P + p, 2 P + p ... of B."""
 
     name = "sm90_phases"
     searched = False
@@ -36,7 +38,7 @@ class Phases(Ragged):
 
     def serves(self, gemm: Gemm, target: Target) -> bool:
         ragged = gemm.layout is Layout.TN and gemm.k % 8 != 0 and gemm.n % phases(gemm) == 0
-        return ragged and gemm.m <= FEW and super().serves(gemm, target)
+        return ragged and gemm.m <= FEW and gemm.n < MOST_COLUMNS and super().serves(gemm, target)
 
     def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
         """As sm90_ragged, on the columns of a phase; the tiles of all phases must leave room for a split of K."""
@@ -50,7 +52,7 @@ class Phases(Ragged):
     def contract(self, schedule: Schedule) -> str:
         gemm, c = schedule.task, SimpleNamespace(**schedule.named)
         zeros = ["gm * gn / 16777216", f"max(0, {c.CK} - cdiv(k, {64 * c.KB}))", f"n % {PHASES}", "1 - min(1, k % 8)"]
-        zeros += ["n / 1048576"]
+        zeros += [f"n / {MOST_COLUMNS}"]
         blocks = f"gm * gn * {c.CK}" if c.CK > 1 else f"min(gm * gn, sms * {c.MINB})"
         chunks = f"{PHASES} * m * cdiv(k + 7, 8)"
         row, length = "cdiv(k + 7, 8) * 16", f"k * {PHASES}"

@@ -149,7 +149,6 @@ class _CpuRounds(Rounds):
     def count(self, wanted: float) -> int:
         if not self._exact or wanted <= self.most:
             return super().count(wanted)
-        self._starter = next((name for name in self.arms if name not in self.kernels), "")
         return self.most * PARTS
 
     def parts(self, count: int) -> int:
@@ -158,6 +157,8 @@ class _CpuRounds(Rounds):
     def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
         pair = self.number % len(self._pairs)
         self._choose(pair)
+        if count > self.most and not self._starter:
+            self._starter = next((name for name in names if name not in self.kernels), "")
         if names and pair not in self._warm:
             self._warm.add(pair)
             for name in names:
@@ -265,11 +266,11 @@ class _CpuRounds(Rounds):
 
     def empty_call_us(self) -> float:
         """Microseconds of a run of no launches that all times hold: 0 where taken off, NaN without a candidate."""
-        if self._starts:
-            return 0.0
         worker = next(iter(self._workers.values()), None)
         if not worker:
             return float("nan")
+        if self._starts:
+            return 0.0
         worker.thaw()
         return statistics.median(worker.empty() for _ in range(9)) * 1e6
 

@@ -50,17 +50,21 @@ class Arena(Closing):
         self.workspace_bytes = workspace_bytes
         self._rng = np.random.default_rng()
         self._most_slots = {str(task): slots if task == tasks[0] else 1 for task in reversed(tasks)}
-        self.size = max(self._plan(task) + ALIGN * len(task.tensors) for task in tasks)
-        self.fd = os.memfd_create("cuda-l2-arena")  # the name shows in the system's lists of open files
-        try:
-            os.ftruncate(self.fd, self.size)
-            self._bytes: Bytes = np.frombuffer(mmap.mmap(self.fd, self.size), dtype=np.uint8)
-        except OSError as error:
-            os.close(self.fd)
+        for self._far in (FAR, 0):  # without it where limits leave no room for addresses that nothing fills
+            self.size = max(self._plan(task) + ALIGN * len(task.tensors) for task in tasks)
+            self.fd = os.memfd_create("cuda-l2-arena")  # the name shows in the system's lists of open files
+            try:
+                os.ftruncate(self.fd, self.size)
+                self._bytes: Bytes = np.frombuffer(mmap.mmap(self.fd, self.size), dtype=np.uint8)
+                break
+            except OSError as error:
+                os.close(self.fd)
+                why = error.strerror
+        else:
             raise UserError(
-                f"no {self.size / 2**20:.0f} MiB of memory can be had ({error.strerror}): choose smaller sizes, or"
-                " raise the limits (ulimit -f, -v)"
-            ) from None
+                f"no {self.size / 2**20:.0f} MiB of memory can be had ({why}): choose smaller sizes, or raise the"
+                " limits (ulimit -f, -v)"
+            )
         self.select(tasks[0])
 
     def select(self, task: Task) -> None:
@@ -93,7 +97,7 @@ class Arena(Closing):
         count = len(task.tensors) * self.slots
         for number, pair in enumerate(self._rng.permutation(count)):
             slot, index = divmod(int(pair), len(task.tensors))
-            end += FAR if number == count // 2 else 0
+            end += self._far if number == count // 2 else 0
             tensor = task.tensors[index]
             # odd numbers of lines beyond the first slot's: every place of a page comes up, in another order for each
             place = (slot * (2 * index + 1) * LINE - rounded_up(tensor.bytes, LINE)) % ALIGN
