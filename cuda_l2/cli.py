@@ -19,7 +19,11 @@ def exact(wanted: Any, tokens: Sequence[Token]) -> Any:
     """An option's value; ValueError for 1.5 where a whole number is wanted, which Cyclopts would round to 2."""
     if int in (wanted, *get_args(wanted)):
         for token in tokens:
-            if "." in token.value and not float(token.value).is_integer():
+            try:
+                whole = "." not in token.value or float(token.value).is_integer()
+            except ValueError:
+                whole = False
+            if not whole:
                 raise ValueError(f"a whole number is wanted, not {token.value}")
     return convert(wanted, tokens)
 

@@ -120,7 +120,7 @@ def test_options_that_do_not_exist_are_refused_with_status_2() -> None:
     assert done.returncode == 2 and "--speed" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("typed_as", "accepted"), [("1.5", False), ("1.0", True), ("2", True)])
+@pytest.mark.parametrize(("typed_as", "accepted"), [("1.5", False), ("1.2.3", False), ("1.0", True), ("2", True)])
 def test_a_fraction_is_no_whole_number(typed_as, accepted) -> None:
     """Cyclopts alone rounds it."""
     try:

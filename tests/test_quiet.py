@@ -167,7 +167,7 @@ def test_a_process_that_begins_in_a_spell_knows_what_was_usual_before(machine: A
     assert looks(1, 4.0) == "" and looks(60, 1.0) == "" and looks(1, 4.0), "they are near again"
     (kept,) = (Path(os.environ["CUDA_L2_CACHE"]) / "exchanges").iterdir()
     assert len(kept.read_text()) < 10_000
-    for damaged in ("", "nan", "[-1.0]", "[NaN]", "{}", "3", "[[]]", '["x"]'):
+    for damaged in ("", "nan", "[-1.0]", "[NaN]", "{}", "3", "[[]]", '["x"]', f"[{10**400}]", "[" * 100_000):
         kept.write_text(damaged)
         began()
         assert looks(1, 9.0) == "", "what is damaged counts for nothing"

@@ -1,5 +1,7 @@
 """A command on several GPUs: parts, processes that die, one table in the end. Two of the CPU's processes stand in for GPUs."""
 
+import errno
+import fcntl
 import json
 import signal
 import subprocess
@@ -16,12 +18,12 @@ from cuda_l2.commands.bench import _by_workers as by_workers
 from cuda_l2.commands.collect import CollectSettings
 from cuda_l2.commands.collect import command as collect
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.runs import workers
+from cuda_l2.runs import parts, workers
 from cuda_l2.runs.collect import TRIES, Collection
 from cuda_l2.runs.grid import read_grid
 from cuda_l2.runs.parts import TAKEN, Taken
-from cuda_l2.runs.results import RESULTS, SUMMARY
-from cuda_l2.system import variables
+from cuda_l2.runs.results import RESULTS, SUMMARY, read_header
+from cuda_l2.system import lines, variables
 from cuda_l2.system.errors import UserError
 
 GRID = "16x16x16,16x16x32,16x32x16"
@@ -121,6 +123,43 @@ print([taken.take(number) for number in range(4)], flush=True)
         assert elsewhere("os.kill(os.getpid(), 9)") == [False, True, True, True]
         assert [ours.take(number) for number in range(4)] == [True, False, False, True]  # it died with the last
         assert elsewhere("") == [False] * 4
+
+
+def test_a_file_of_items_that_cannot_be_used_is_one_clear_error(tmp_path, monkeypatch) -> None:
+    for place in (tmp_path, tmp_path / "none" / "taken"):
+        with pytest.raises(UserError, match="cannot write"):
+            Taken(place)
+
+    def without_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", without_locks)
+    with Taken(tmp_path / "taken") as ours, pytest.raises(UserError, match="No locks available"):
+        ours.take(0)
+
+
+@pytest.mark.parametrize("header", [b"\0" * 40 + b"\n", b"{}\n", b'{"machine": "a\xff"}\n', b"[1]\n"])
+def test_a_part_whose_header_is_damaged_is_kept(tmp_path, header) -> None:
+    part = tmp_path / "out" / "gpu-0" / RESULTS
+    part.parent.mkdir(parents=True)
+    part.write_bytes(header + b"what was measured\n")
+    with pytest.raises(UserError, match=r"first line of .* is damaged"):
+        by_workers(BenchSettings(workers="1"), tmp_path / "out", [])
+    assert part.read_bytes() == header + b"what was measured\n"
+
+
+def test_a_part_that_has_not_begun_is_left_alone(tmp_path) -> None:
+    part = tmp_path / "gpu-0" / RESULTS
+    part.parent.mkdir()
+    part.touch()
+    parts.take_over(tmp_path, RESULTS, lambda file: read_header(file) is not None)
+    assert part.exists()
+
+
+def test_two_commands_share_no_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "gpus", lambda asked: ["0"])
+    with lines.open_alone(tmp_path / f"{TAKEN}.lock"), pytest.raises(UserError, match="another run"):
+        by_workers(BenchSettings(workers="1"), tmp_path, [])
 
 
 def test_a_worker_that_dies_within_a_grid_loses_no_shape(tmp_path, monkeypatch, capsys) -> None:

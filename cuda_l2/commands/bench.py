@@ -304,11 +304,12 @@ def _by_workers(settings: BenchSettings, out: Path, gemms: "Sequence[Gemm]") -> 
             " --fresh out"
         )
 
-    def take_over(part: Path) -> None:
+    def take_over(part: Path) -> bool:
         header = read_header(part)
         if header:
             with ResultsFile(out / RESULTS, header) as results:
                 results.take_over(part)
+        return header is not None
 
     if not on_ray.is_ray(settings.workers):  # whose nodes may be of another kind
         parts.take_over(out, RESULTS, take_over)  # what a run that was interrupted has left

@@ -49,8 +49,8 @@ EXCHANGES_KEPT = 1000
 """What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance. A
 spell that has nine tenths of them passes for usual; of a hundred, one of some ten seconds did."""
 WRITTEN, WRITTEN_EVERY = 200, 20
-"""So many of these are left to the next process, evenly spread, and written anew after so many: a process that begins
-in a spell refuses it, and a machine that has changed passes within a few processes."""
+"""Number of values left to the next process, evenly spread, and of exchanges after which they are written anew: a
+process that begins in a spell refuses it, and a machine that has changed passes within a few processes."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
 
@@ -175,7 +175,7 @@ def _read(path: Path) -> list[float]:
     """Seconds that earlier processes left; none where they are missing or damaged."""
     try:
         kept = [float(seconds) for seconds in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         return []
     return kept if all(0 < seconds < math.inf for seconds in kept) else []
 

@@ -22,6 +22,8 @@ from pathlib import Path
 
 from cuda_l2.runs import on_ray, workers
 from cuda_l2.system.closing import Closing
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.lines import open_alone
 
 TAKEN = "taken"
 DONE = b"1"
@@ -30,21 +32,29 @@ DONE = b"1"
 class Taken(Closing):
     """Items of a command, by number, that processes take from one file: a byte each, locked while one works on it.
 
-    The item of a process that dies is free again.
+    The item of a process that dies is free again. UserError where the file cannot be written or locked.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file, self._held = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), -1
+        self._path, self._held = path, -1
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
 
     def take(self, number: int) -> bool:
-        """Whether an item is this process's to do. It is, until it takes another: then it has done this one."""
+        """Whether an item is this process's to do; the one that it took before counts as done from now on."""
         if number == self._held:
             return True
         self.done()
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):  # POSIX has either where another holds it
             return False
+        except OSError as error:
+            raise UserError(
+                f"cannot lock {self._path}: {error.strerror}; choose a folder on another file system"
+            ) from None
         self._held = number
         if os.pread(self._file, 1, number) == DONE:
             self.done()
@@ -83,6 +93,8 @@ def share(
         by_item = by_item and not on_ray.is_ray(asked)
         if by_item:
             out.mkdir(exist_ok=True)
+            held.enter_context(open_alone(out / f"{TAKEN}.lock"))
+            held.callback((out / f"{TAKEN}.lock").unlink, missing_ok=True)
             taken.write_bytes(b"")
             held.callback(taken.unlink, missing_ok=True)
         for number, gpu in enumerate(found, 1):
@@ -102,14 +114,15 @@ def files(out: Path, results: str) -> list[Path]:
     return sorted(path for path in there if path.suffix != ".lines")  # a recording's journal
 
 
-def take_over(out: Path, results: str, into: Callable[[Path], None]) -> None:
-    """Give each file of results that parts have left in a command's folder to `into`, then remove that part's folder.
+def take_over(out: Path, results: str, into: Callable[[Path], bool | None]) -> None:
+    """Give each file of results that parts have left in a command's folder to `into`.
 
-    So a command goes on from what parts did, also where it has another number of parts now, or none.
+    The part's folder is removed afterwards, unless that says False. So a command goes on from what parts did, also
+    where it has another number of parts now.
     """
     for file in sorted(out.glob(f"gpu-*/{results}")):
-        into(file)
-        shutil.rmtree(file.parent)
+        if into(file) is not False:
+            shutil.rmtree(file.parent)
 
 
 @contextlib.contextmanager

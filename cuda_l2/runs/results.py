@@ -221,15 +221,20 @@ class ResultsFile(RunFile[Measurement]):
         with ResultsFile(path, self.header, self._warn) as other:
             pairs = [(m, self.find(m.gemm, m.protocol)) for m in other.records]
         for measurement, ours in pairs:
-            if not ours or (ours.status != MEASURED and measurement.status == MEASURED):
+            if not ours or (ours.status in TRIED_AGAIN and measurement.status not in TRIED_AGAIN):
                 self.append(measurement)
 
 
 def read_header(path: Path) -> Header | None:
-    """The header of a run's file; None where a run was killed before it had one."""
-    with path.open() as file:
+    """The header of a run's file; None where a run was killed before it had one. UserError where it is damaged."""
+    with path.open("rb") as file:
         line = file.readline()
-    return from_json(Header, line) if lines.parsed(line.encode()) else None
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return from_json(Header, line.decode())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"the first line of {path} is damaged: move the file elsewhere to measure anew") from None
 
 
 def set_aside(folder: Path) -> None:

@@ -12,6 +12,7 @@ from cuda_l2.archive import Archive
 from cuda_l2.contract import ContractError
 from cuda_l2.families._base import families_for
 from cuda_l2.measure.baselines._base import named
+from cuda_l2.measure.cpu_rounds import SAMPLES
 from cuda_l2.measure.protocols import SEARCH, brief
 from cuda_l2.optimizer import FINALISTS, LAUNCHES_OF_ONE_CHECK, Optimizer, Workbench
 from cuda_l2.propose._base import proposer_maker, space_for
@@ -99,7 +100,9 @@ class Sweep(Closing):
     def _rounds_hash(self) -> str:
         """Changes with how any protocol takes times."""
         protocols = self.rig.protocols.values()
-        taken = [brief(protocol) if self._library else protocol for protocol in protocols]
+        taken: list[object] = [brief(protocol) if self._library else protocol for protocol in protocols]
+        if self.rig.target.name == "cpu":
+            taken.append(SAMPLES)
         return hashlib.sha256(repr(taken).encode()).hexdigest()[:8]
 
     def least_s(self, gemms: Sequence[Gemm], results: ResultsFile) -> tuple[float, int]:
