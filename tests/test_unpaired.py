@@ -100,35 +100,46 @@ def test_a_fence_between_a_barriers_initialisation_and_the_next_copy_is_enough(p
 
 COUNT, TOLD = "atom.global.inc.u32 %r1, [%rd1], 3;", "st.volatile.global.u32 [%rd1], 1;"
 LOOKED = "setp.eq.u32 %p1, %r1, 3;"
-ENTRY = ".visible .entry kernel("
+ENTRY, STORED = ".visible .entry kernel(", "st.global.f32 [%rd3], %f1;"
 CACHED, DEPENDENTS = "st.global.cg.u32 [%rd1], 1;", "griddepcontrol.launch_dependents;"
 
 
 @pytest.mark.parametrize(
     ("ptx", "refused"),
     [
-        ([ENTRY, COUNT, LOOKED, "membar.gl;"], True),
-        ([ENTRY, COUNT, LOOKED, "fence.acq_rel.gpu;"], True),
-        ([ENTRY, COUNT, "membar.gl;"], False),  # nothing depends on the count
-        ([ENTRY, "membar.gl;", COUNT, LOOKED], False),
-        ([ENTRY, "membar.gl;", COUNT, LOOKED, "membar.gl;"], False),
-        ([ENTRY, "membar.gl;", COUNT, LOOKED, "ld.acquire.gpu.global.u32 %r1, [%rd1];"], False),
-        (["membar.cta;", "membar.gl;", COUNT, LOOKED], False),
-        ([ENTRY, "membar.gl;", COUNT, ".visible .entry other(", COUNT, LOOKED, "membar.gl;"], True),
-        ([ENTRY, COUNT, LOOKED, "membar.gl;", TOLD], False),  # a ticket is taken, and data are handed over afterwards
-        ([ENTRY, COUNT, LOOKED, "membar.gl;", CACHED], False),
-        ([ENTRY, COUNT, LOOKED, "membar.gl;", "st.global.wt.u32 [%rd1], 1;"], False),
-        ([ENTRY, COUNT, LOOKED, "membar.gl;", DEPENDENTS], False),
-        ([ENTRY, COUNT, LOOKED, "membar.gl;", "red.async.mmio .release.sys.global.add.u32 [%rd1], 1;"], False),
-        ([ENTRY, "st.release.gpu.global.u32 [%rd2], 1;", COUNT, LOOKED, "membar.gl;"], False),
-        ([ENTRY, COUNT, LOOKED, "membar.gl;", "st.shared.volatile.u32 [%r7], 1;"], True),
-        ([ENTRY, "$L__1:", COUNT, LOOKED, "membar.gl;", "@%p1 bra $L__1;"], False),
-        ([ENTRY, COUNT, LOOKED, "$L__1:", "membar.gl;", "@%p1 bra $L__1;"], True),
-        ([ENTRY, "atom.acq_rel.gpu.global.inc.u32 %r1, [%rd1], 3;", LOOKED, "membar.gl;"], False),
-        ([ENTRY, "$L__1:", "atom.global.add.u32 %r1, [%rd1], 0;", LOOKED, "@!%p1 bra $L__1;", "membar.gl;"], False),
-        ([ENTRY, "atom.global.cas.b32 %r1, [%rd1], 0, 1;", LOOKED, "membar.gl;"], False),
-        ([ENTRY, "red.global.add.f32 [%rd1], %f1;", "membar.gl;"], False),
-        ([".func fence(", "membar.gl;", ENTRY, "call fence;", COUNT, LOOKED, "membar.gl;"], False),
+        ([ENTRY, STORED, COUNT, LOOKED, "membar.gl;"], True),
+        ([ENTRY, STORED, COUNT, LOOKED, "fence.acq_rel.gpu;"], True),
+        ([ENTRY, STORED, COUNT, "membar.gl;"], False),  # nothing depends on the count
+        ([ENTRY, STORED, "membar.gl;", COUNT, LOOKED], False),
+        ([ENTRY, STORED, "membar.gl;", COUNT, LOOKED, "membar.gl;"], False),
+        ([ENTRY, STORED, "membar.gl;", COUNT, LOOKED, "ld.acquire.gpu.global.u32 %r1, [%rd1];"], False),
+        ([STORED, "membar.cta;", "membar.gl;", COUNT, LOOKED], False),
+        ([ENTRY, STORED, "membar.gl;", COUNT, ".visible .entry other(", STORED, COUNT, LOOKED, "membar.gl;"], True),
+        (
+            [ENTRY, STORED, COUNT, LOOKED, "membar.gl;", TOLD],
+            False,
+        ),  # a ticket is taken, and data are handed over afterwards
+        ([ENTRY, STORED, COUNT, LOOKED, "membar.gl;", CACHED], False),
+        ([ENTRY, STORED, COUNT, LOOKED, "membar.gl;", "st.global.wt.u32 [%rd1], 1;"], False),
+        ([ENTRY, STORED, COUNT, LOOKED, "membar.gl;", DEPENDENTS], False),
+        ([ENTRY, STORED, COUNT, LOOKED, "membar.gl;", "red.async.mmio .release.sys.global.add.u32 [%rd1], 1;"], False),
+        ([ENTRY, STORED, "st.release.gpu.global.u32 [%rd2], 1;", COUNT, LOOKED, "membar.gl;"], False),
+        ([ENTRY, STORED, COUNT, LOOKED, "membar.gl;", "st.shared.volatile.u32 [%r7], 1;"], True),
+        ([ENTRY, STORED, "$L__1:", COUNT, LOOKED, "membar.gl;", "@%p1 bra $L__1;"], False),
+        ([ENTRY, STORED, COUNT, LOOKED, "$L__1:", "membar.gl;", "@%p1 bra $L__1;"], True),
+        ([ENTRY, STORED, "atom.acq_rel.gpu.global.inc.u32 %r1, [%rd1], 3;", LOOKED, "membar.gl;"], False),
+        (
+            [ENTRY, STORED, "$L__1:", "atom.global.add.u32 %r1, [%rd1], 0;", LOOKED, "@!%p1 bra $L__1;", "membar.gl;"],
+            False,
+        ),
+        ([ENTRY, STORED, "atom.global.cas.b32 %r1, [%rd1], 0, 1;", LOOKED, "membar.gl;"], False),
+        ([ENTRY, STORED, "red.global.add.f32 [%rd1], %f1;", "membar.gl;"], False),
+        ([".func fence(", "membar.gl;", ENTRY, STORED, "call fence;", COUNT, LOOKED, "membar.gl;"], False),
+        ([ENTRY, "red.global.add.f32 [%rd3], %f1;", COUNT, LOOKED, "membar.gl;"], True),
+        ([ENTRY, "st.v4.f32 [%rd3], {%f1, %f2, %f3, %f4};", COUNT, LOOKED, "membar.gl;"], True),
+        ([ENTRY, STORE, COMMIT, LAST, PROXY, COUNT, LOOKED, "membar.gl;"], True),
+        ([ENTRY, "st.shared.u32 [%r7], 1;", COUNT, LOOKED, STORED, "membar.gl;"], False),  # a place for what is kept
+        ([ENTRY, COUNT, LOOKED, STORED, "membar.gl;", "@%p1 bra $L__1;", STORED, "$L__1:"], False),  # a tile's number
     ],
 )
 def test_a_count_needs_a_fence_before_it_where_the_function_has_any(ptx: list[str], refused: bool) -> None:

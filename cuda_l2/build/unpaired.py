@@ -4,7 +4,7 @@ Such a kernel may give right results for years on one machine: copies tend to la
 some fences. No launch shows it then, but the text does. What counts is that the other half stands somewhere; whether it
 stands in the right place, the checks that launch must find. Two places count, since no launch has shown yet that
 a fence was missing there: behind an mbarrier's initialisation, before the function's next bulk copy; and before a count
-in global memory, where the function has fences at all.
+in global memory, where the function has fences at all and stores before it.
 
 Rules after the PTX ISA: data movement (asynchronous copies, async proxy), mbarrier, memory consistency model. None for
 wgmma: ptxas waits where a source does not, and its warnings are failures.
@@ -21,6 +21,9 @@ _WIDE_FENCE = re.compile(r"(?<![\w.%])(?:membar\.(?:gl|sys)|fence\.(?:acq_rel|sc
 _SIGNAL = re.compile(  # what may tell another block, or the next launch, that data are there
     r"(?<![\w.%])(?:(?:atom|red)\.(?![\w.:]*shared)[\w.:]+|griddepcontrol\.launch_dependents\b"
     r"|st\.(?=[\w.:]*\b(?:volatile|relaxed|mmio|cg|wt)\b)(?![\w.:]*shared)[\w.:]+)"
+)
+_STORE = re.compile(  # of data to global memory
+    r"(?<![\w.%])(?:(?:st|red)\.(?![\w.:]*(?:shared|local|param))|cp\.(?:reduce\.)?async\.bulk\.[\w.:]*bulk_group)"
 )
 _TICKET = re.compile(  # which number a count gives; adding 0 is a look
     r"(?<![\w.%])atom\.(?=[\w.:]*global)[\w.:]*\.(?:add|inc|dec)\b[\w.:]*\s+(%\w+),[^;]*,(?!\s*0\s*;)[^;,]+;"
@@ -133,15 +136,19 @@ def refuse(ptx: str) -> str:
 def _counts_before_fences(body: str) -> bool:
     """Whether a function has fences, and all it tells others comes before the first, a count it looks at among it.
 
-    Not where a branch behind the fence goes back to before a signal, nor where something releases by itself. A count
-    whose old value nothing reads decides nothing, and adding 0 is a way to poll.
+    Not where nothing is stored to global memory before that count in the text: it gives out places. Not where a branch
+    behind the fence goes back to before a signal, nor where something releases by itself. A count whose old value
+    nothing reads decides nothing, and adding 0 is a way to poll.
     """
     signals, fence = list(_SIGNAL.finditer(body)), _WIDE_FENCE.search(body)
     if not fence or not signals or signals[-1].start() > fence.start() or _RELEASE.search(body):
         return False
     labels = {label[1]: label.start() for label in _LABEL.finditer(body)}
     back = [labels.get(branch[1], len(body)) for branch in _BRANCH.finditer(body, fence.end())]
-    looks = any(len(re.findall(rf"{re.escape(ticket[1])}\b", body)) > 1 for ticket in _TICKET.finditer(body))
+    looks = any(
+        len(re.findall(rf"{re.escape(ticket[1])}\b", body)) > 1 and _STORE.search(body, 0, ticket.start())
+        for ticket in _TICKET.finditer(body)
+    )
     return looks and all(at > signals[-1].start() for at in back)
 
 
