@@ -24,7 +24,7 @@ from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, SEARCH
-from cuda_l2.plan import CHOICE, FIRST, LATE_CHOICE, Plan, plan
+from cuda_l2.plan import CHOICE, LATE_CHOICE, Plan, plan, share
 from cuda_l2.propose._base import Hooks, Proposer, proposer_maker
 from cuda_l2.propose._policy import default_candidates, open_policy
 from cuda_l2.records import Candidate, Task, TimingStatus, Trial, VerdictStatus
@@ -185,9 +185,7 @@ class Workbench(Closing):
                 left_s = within_s - (self.clock.now() - began - evaluator.queued_s)
                 if number and left_s <= 0:
                     return
-                more = len(protocols) - number - 1
-                share = 1.0 if not more else 1.0 / (more + 1) if number else FIRST
-                evaluator.ends = self.clock.now() + share * left_s
+                evaluator.ends = self.clock.now() + left_s * share(number, len(protocols))
                 on_stage(name)
                 slow = full and name == protocols[0]
                 (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=slow)

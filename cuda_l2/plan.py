@@ -62,3 +62,8 @@ def plan(
     extra_s = COMPILE_S / 2 if compiles else 0.0
     report_s = 5.0 * math.ceil((REPORT_S + REPORT_LAUNCHES * bound_s + fixed_s + extra_s) / 5.0)
     return Plan(budget_s, report_s if limited else math.inf, KERNEL_S + KERNEL_LAUNCHES * bound_s + extra_s)
+
+
+def share(number: int, count: int) -> float:
+    """Share of the time left in a report that a protocol gets, the `number`th of `count` from 0."""
+    return FIRST if count > 1 and not number else 1 / (count - number)
