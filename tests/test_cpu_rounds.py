@@ -227,7 +227,7 @@ def test_the_interval_over_pairs_covers_what_the_one_over_rounds_does_not() -> N
 
 
 class Told:
-    """A process whose runs take what is told: by the launches of a sample, none among them."""
+    """A process whose runs take the seconds given for the number of launches in a sample, which may be 0."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds, self.asked = seconds, list[int]()

@@ -151,10 +151,8 @@ def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cuda
             return value == 0 or c.CM * c.CN > 1
         case "CK" | "SL" if value > 1:
             blocks = gm * gn * shape.cluster * shape.sl
-            alone = (
-                fitted and shape.sl == 1
-            )  # whose blocks wait for none beyond the cluster: any number may run at once
-            room = target.sms if alone else resident(target, shape.cluster)
+            # blocks that wait for none beyond their cluster need not all run at once
+            room = target.sms if fitted and shape.sl == 1 else resident(target, shape.cluster)
             busy = steps >= shape.ck * shape.sl and blocks <= room
             both = shape.ck > 1 and shape.sl > 1 and gemm.m * gemm.n > 1 << 16  # two exchanges pay for small C alone
             alike = not c.SWAP or (fitted and name == "CK")

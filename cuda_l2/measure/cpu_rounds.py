@@ -243,8 +243,9 @@ class _CpuRounds(Rounds):
         return seconds
 
     def _taken_off_s(self, name: str) -> float:
-        """Seconds of an arm's sample that are no launches'. A candidate's threads wake at its own cost: what says so is
-        its own.
+        """Seconds of an arm's sample that are no launches'.
+
+        What a candidate's threads take to wake stays in: its own process alone could tell.
         """
         of_arm = [none_s if name in self.kernels else max(0.0, wake_s) for wake_s, none_s in self._starts]
         return statistics.median(of_arm) if of_arm else 0.0
