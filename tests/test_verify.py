@@ -15,7 +15,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import Build, BuildStatus, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import Case
-from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases
+from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases, same_but_for_order
 from cuda_l2.verify import _base, magnitudes, precision, shapes, special, structure, words
 from cuda_l2.verify._base import CheckFailed, Outputs, Session, Turn, all_checks
 
@@ -236,6 +236,27 @@ def test_fp16_sums_pass_in_their_own_class_only() -> None:
     run_all(Gemm.parse("24x20x256:fp16"), summed_in_fp16)
     with pytest.raises(CheckFailed):
         run_all(Gemm.parse("24x20x256"), summed_in_fp16)
+
+
+@pytest.mark.parametrize("largest", [1.0, 30000.0])
+def test_a_reference_may_sum_in_another_order_and_only_that(largest) -> None:
+    """Also where a column of B is huge and its terms cancel: half of A is minus the other half in another order."""
+    half = torch.randn(4, 1024, generator=torch.Generator().manual_seed(1)).half()
+    a = torch.cat((half, -half[:, torch.randperm(1024, generator=torch.Generator().manual_seed(2))]), 1)
+    b = torch.randn(2048, 6, generator=torch.Generator().manual_seed(3)).half()
+    b[:, 2] = largest
+    one, other = torch.zeros(4, 6), torch.zeros(4, 6)
+    for p in range(2048):
+        one += a[:, p, None].float() * b[None, p].float()
+        other += a[:, -1 - p, None].float() * b[None, -1 - p].float()
+    assert (one != other).any()
+    assert same_but_for_order(one, other, a, b)
+    for wrong in (
+        one + 0.01 * largest,
+        (a.bfloat16() @ b.bfloat16()).float(),
+        one.where(one != one.max(), float("nan")),
+    ):
+        assert not same_but_for_order(wrong, one, a, b)
 
 
 def test_rows_and_columns_with_one_value_left_lie_all_over_special_inputs() -> None:

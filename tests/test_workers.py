@@ -46,7 +46,7 @@ def test_a_worker_has_the_command_line_with_a_part_and_an_output_of_its_own(give
 @pytest.mark.parametrize(("asked", "present", "found"), [("auto", 2, ["0", "1"]), ("1", 2, ["0"])])
 def test_workers_are_visible_gpus(asked, present, found, monkeypatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: present)
+    monkeypatch.setattr("cuda_l2.machine.gpus.count", lambda: present)
     assert workers.gpus(asked) == found
 
 
@@ -54,7 +54,7 @@ def test_workers_are_visible_gpus(asked, present, found, monkeypatch) -> None:
     ("asked", "says"), [("3", "there are 2 GPUs"), ("0", "auto, a number"), ("rays", "auto, a number")]
 )
 def test_workers_that_there_cannot_be_are_one_line(asked, says, monkeypatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("cuda_l2.machine.gpus.count", lambda: 2)
     with pytest.raises(UserError, match=says):
         workers.gpus(asked)
 
@@ -93,13 +93,20 @@ def test_an_interrupted_worker_interrupts_the_command() -> None:
 def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path, monkeypatch) -> None:
     out = tmp_path / "out"
     command = [*ARGUMENTS, "--workers", "auto", "--out", str(out)]
-    shared = workers.share
+    shared, left = workers.share, set[str]()
+
+    def share(commands, say, **named) -> bool:
+        done = shared(commands, say, CLI, **named)
+        left.update(path.name for path in out.glob("gpu-*/*"))
+        return done
+
     monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
-    monkeypatch.setattr(workers, "share", lambda commands, say, **named: shared(commands, say, CLI, **named))
+    monkeypatch.setattr(workers, "share", share)
     monkeypatch.setattr(sys, "argv", ["cuda-l2", *command])
     monkeypatch.setattr(variables, "_stripped", dict(variables.OWN))  # as if the shell had them, as below
     assert by_workers(BenchSettings(workers="auto"), out, read_grid(GRID))
     assert not list(out.glob("gpu-*")) and (out / SUMMARY).exists() and not (out / TAKEN).exists()
+    assert RESULTS in left and SUMMARY not in left, "the command alone writes tables"
     done = run(*ARGUMENTS, "--out", str(out))
     assert "baselines alone on 3 shapes, 3 of them done before" in done.stderr
 

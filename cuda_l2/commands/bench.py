@@ -251,7 +251,8 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
                     finished = sweep.run(pending, results, line.stage, line.done, take)
             finally:  # also where an error ends the run
                 sweep.rig.keep_choices(gemms)
-                _write_tables(out, results, gemms, settings, each=each)
+                if settings.taken is None:  # else the command that shares the shapes writes them
+                    _write_tables(out, results, gemms, settings, each=each)
         if finished and each and not any(record.timing for record in results.records):
             raise UserError(f"none of {counted(len(gemms), 'shape')} was measured")
         if not finished:

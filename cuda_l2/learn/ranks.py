@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_l2.rigs.elsewhere import CLI
 from cuda_l2.runs.workers import own_arguments
 from cuda_l2.system import process_tree, variables
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.paths import CLI
 
 RANK, COUNT = "RANK", "WORLD_SIZE"
 """Variables that accelerate reads too."""

@@ -22,6 +22,7 @@ from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.machine.cuda.windows import PRODUCT_WINDOWS, Sharing, arena_bytes
 from cuda_l2.machine.cuda.worker import CudaWorkers
+from cuda_l2.machine.gpus import visible
 from cuda_l2.measure.baselines._base import Baseline, LibraryProduct, strongest_first
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.libraries import Libraries
@@ -33,7 +34,7 @@ from cuda_l2.measure.task_memory import CudaTaskBaselines, TaskMemory
 from cuda_l2.measure.timed_memory import TimedMemory
 from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
 from cuda_l2.rigs._base import Bench, Elsewhere, Request, Rig
-from cuda_l2.rigs.elsewhere import judge_on, second_gpu
+from cuda_l2.rigs.elsewhere import judge_on
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
@@ -200,7 +201,7 @@ class CudaRig(Rig):
         return self.libraries.keep_choices(gemms)
 
     def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
-        other = second_gpu(torch.cuda.device_count())
+        other = next(iter(visible()[1:]), "")
         known = kind_of(task).known_by_text
         return judge_on(other, task, candidate, FINALS.name) if other and known else None
 

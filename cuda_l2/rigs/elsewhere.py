@@ -2,30 +2,17 @@
 
 import json
 import math
-import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from cuda_l2.records import Candidate, Interval, Task
 from cuda_l2.rigs._base import Elsewhere
 from cuda_l2.system import variables
+from cuda_l2.system.paths import CLI
 
-CLI = (sys.executable, "-m", "cuda_l2.cli")
 TIMEOUT_S = 600.0
 """Limit of a process that finds its GPU, tunes cuBLASLt, verifies and times once."""
-
-
-def visible_gpus(present: int) -> list[str]:
-    """Values of CUDA_VISIBLE_DEVICES, each of which selects one visible GPU. present: how many this process sees."""
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return (named or [str(number) for number in range(present)])[:present]
-
-
-def second_gpu(present: int) -> str:
-    """The value of CUDA_VISIBLE_DEVICES that selects the second visible GPU; empty where there is none."""
-    return next(iter(visible_gpus(present)[1:]), "")
 
 
 def judge_on(device: str, task: Task, candidate: Candidate, protocol: str, target: str = "cuda") -> Elsewhere:

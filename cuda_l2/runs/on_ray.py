@@ -19,10 +19,10 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cuda_l2.rigs.elsewhere import CLI
 from cuda_l2.runs import workers
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported, write_bytes
+from cuda_l2.system.paths import CLI
 
 LOCAL, REMOTE = "ray", "ray://"
 STEP_S = 2.0

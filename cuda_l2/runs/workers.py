@@ -6,9 +6,10 @@ import signal
 import subprocess
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from cuda_l2.rigs.elsewhere import CLI, visible_gpus
+from cuda_l2.machine.gpus import visible
 from cuda_l2.system import process_tree, variables
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.paths import CLI
 
 TRIES = 3
 """Starts of a process, at most, where signals end it."""
@@ -28,9 +29,7 @@ def gpus(asked: str, target: str = "auto", option: str = "--workers") -> list[st
     """
     if target == "cpu":
         raise UserError(ON_CPU.format(option))
-    import torch  # noqa: PLC0415 - options must be read in no time
-
-    found = visible_gpus(torch.cuda.device_count())
+    found = visible()
     if asked != "auto" and not (asked.isdecimal() and int(asked)):
         raise UserError(f"{option} is auto, a number of GPUs, or for some commands ray://HOST:PORT, not {asked!r}")
     count = len(found) if asked == "auto" else int(asked)

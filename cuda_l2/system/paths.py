@@ -2,10 +2,13 @@
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 """The folder of the package's own files."""
+CLI = (sys.executable, "-m", "cuda_l2.cli")
+"""The words that start this program once more."""
 LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 
 
