@@ -245,13 +245,13 @@ class Optimizer(Workbench):
         target = self.target
         reported = [self.rig.protocols[name] for name in self.rig.reports(task, REPORTED[self.settings.protocol])]
         compiles = any(each.compiled and each.serves(task) for each in baselines_of(TorchBaseline, target.name))
-        # on a GPU sanitizers and stress builds of the winner take as long as they take
         return plan(
             self.settings.budget_s,
             target.bound_us(task) * 1e-6,
+            task.bytes,
             reported,
             compiles=compiles,
-            limited=target.name == "cpu",
+            on_cpu=target.name == "cpu",
         )
 
     def optimize(

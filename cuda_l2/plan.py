@@ -9,8 +9,10 @@ from cuda_l2.measure.protocols import Protocol
 REPORT_S, REPORT_LAUNCHES = 30.0, 1500.0
 """Time for comparing the finalists and reporting the winner: a constant, which counts starts of torch too, and launches
 at the roofline bound, which count references in fp64, checks and the fewest rounds (docs/log.md)."""
-KERNEL_S, KERNEL_LAUNCHES = 4.0, 800.0
+KERNEL_S, KERNEL_LAUNCHES = 4.0, 400.0
 """The same of a search's first kernel."""
+REPORT_S_PER_BYTE, KERNEL_S_PER_BYTE = 6.5e-7, 3.5e-7
+"""What a CPU takes beside, by the bytes of the task's tensors: checks draw and compare their elements one by one."""
 COMPILE_S = 40.0
 """Time for torch.compile where it is among the baselines: twice, for the search's inputs and the report's."""
 CHOICE, LATE_CHOICE = 0.4, 0.7
@@ -51,17 +53,20 @@ class Plan:
 
 
 def plan(
-    budget_s: float, bound_s: float, protocols: Iterable[Protocol], *, compiles: bool = False, limited: bool = True
+    budget_s: float, bound_s: float, bytes_: int, protocols: Iterable[Protocol], *, compiles: bool = False, on_cpu: bool
 ) -> Plan:
     """The plan of a task.
 
-    bound_s: its roofline bound. protocols: of the report. compiles: torch.compile is a baseline. limited: whether the
-    report has a time limit.
+    bound_s: its roofline bound. bytes_: of its tensors. protocols: of the report. compiles: torch.compile is a
+    baseline. on_cpu: else nothing limits the report, since the winner's sanitizers and stress builds take what they
+    take.
     """
     fixed_s = sum(protocol.warmup_s + protocol.measure_s for protocol in protocols)
     extra_s = COMPILE_S / 2 if compiles else 0.0
-    report_s = 5.0 * math.ceil((REPORT_S + REPORT_LAUNCHES * bound_s + fixed_s + extra_s) / 5.0)
-    return Plan(budget_s, report_s if limited else math.inf, KERNEL_S + KERNEL_LAUNCHES * bound_s + extra_s)
+    checked = bytes_ if on_cpu else 0
+    report_s = REPORT_S + REPORT_LAUNCHES * bound_s + REPORT_S_PER_BYTE * checked + fixed_s + extra_s
+    kernel_s = KERNEL_S + KERNEL_LAUNCHES * bound_s + KERNEL_S_PER_BYTE * checked + extra_s
+    return Plan(budget_s, 5.0 * math.ceil(report_s / 5.0) if on_cpu else math.inf, kernel_s)
 
 
 def share(number: int, count: int) -> float:
