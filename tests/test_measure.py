@@ -18,7 +18,7 @@ from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines._base import TorchProduct, all_baselines, baselines_of, beginning, named
 from cuda_l2.measure.intervals import mean_interval, median_interval
-from cuda_l2.measure.operands import ProductOperands
+from cuda_l2.measure.operands import ProductOperands, slots_for
 from cuda_l2.measure.outputs import WrongOutput, rms_over_rounding
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
@@ -151,6 +151,12 @@ def test_old_answers_are_wrong_after_a_refresh(filled) -> None:
     operands.refresh(3)
     with pytest.raises(WrongOutput):
         operands.check(range(3), element_wise=True)
+
+
+@pytest.mark.parametrize(("shape", "slots"), [("64x64x64", 128), ("256x256x256", 64), ("1x4096x4096", 1)])
+def test_the_launches_of_a_sample_fit_into_a_last_level_cache_together(shape, slots) -> None:
+    gemm = Gemm.parse(shape)
+    assert slots_for(gemm) == slots and (slots == 1 or slots * gemm.bytes < 32 << 20)
 
 
 def test_touched_operands_are_seen(filled) -> None:

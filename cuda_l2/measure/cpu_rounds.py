@@ -23,7 +23,7 @@ from cuda_l2.system.errors import UserError
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
-SAMPLES = 2
+SAMPLES = 3
 """Counted up when what a sample on a CPU means is changed: figures from before do not stand beside those from after."""
 PARTS = 3
 """Samples of an arm in a report's round where the slots hold fewer launches than would fill it: one of a small product

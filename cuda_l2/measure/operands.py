@@ -18,8 +18,9 @@ from cuda_l2.records import DTYPE_BYTES, Gemm, Task, Tensor
 from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 
-SLOT_BYTES = 32 << 20
-"""Tensors of all launches of a timed round together take at most this, one launch more."""
+SLOT_BYTES = 24 << 20
+"""Tensors of all launches of a timed round together take at most this, but for a single launch's. With more of them a
+last-level cache of 32 MB does not keep what launches back to back are to find there (docs/log.md)."""
 MOST_SLOTS, MOST_PRODUCT_SLOTS = 64, 128
 SIGN_PATTERNS = 4096
 
@@ -212,10 +213,7 @@ def why_not(cases: Cases, case: Case, found: Mapping[str, torch.Tensor]) -> str:
 
 def slots_for(task: Task) -> int:
     """How many launches of a timed round have tensors of their own at once."""
-    given, outputs = (sum(tensor.bytes for tensor in group) for group in (task.given, task.outputs))
-    if task.product:
-        return max(1, min(MOST_PRODUCT_SLOTS, SLOT_BYTES // max(given, outputs)))
-    return max(1, min(MOST_SLOTS, SLOT_BYTES // max(1, task.bytes)))
+    return max(1, min(MOST_PRODUCT_SLOTS if task.product else MOST_SLOTS, SLOT_BYTES // max(1, task.bytes)))
 
 
 def _matrices(words: npt.NDArray[np.unsignedinteger], tensor: Tensor) -> torch.Tensor:
