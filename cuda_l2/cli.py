@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from cyclopts import App, Parameter, Token, convert
+from cyclopts import App, CycloptsError, Parameter, Token, convert
 
 from cuda_l2 import __version__, commands
 from cuda_l2.system import variables
@@ -56,10 +56,15 @@ def main() -> None:
     variables.clean_process()
     try:
         try:
-            app()
+            app(exit_on_error=False, print_error=False)
         finally:
             if sys.stdout:  # None where it was closed
                 sys.stdout.flush()
+    except CycloptsError as error:
+        of = " ".join(["cuda-l2", *(error.command_chain or ())])
+        said = " ".join(str(error).split())
+        print(f"cuda-l2: {said if said.endswith('...') else said.rstrip('.')}; see `{of} --help`", file=sys.stderr)
+        sys.exit(2)
     except UserError as error:
         print(f"cuda-l2: {error}", file=sys.stderr)
         sys.exit(2)

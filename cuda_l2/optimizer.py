@@ -278,8 +278,8 @@ class Optimizer(Workbench):
         except KeyboardInterrupt:
             progress.interrupted, not_reported = True, ""
         result = Result(task, self.target, progress, reports, None, not_reported)
-        if result.best:
-            result.source_path = self.save_source(result.best)
+        if kept := result.best or progress.untimed:
+            result.source_path = self.save_source(kept)
         return result
 
     def find(

@@ -48,7 +48,8 @@ class Plan:
         report = f"then at most {self.report_s:.0f} s to compare and report the best"
         report = report if limited else "then a report, whose checks with sanitizers have no time limit"
         if self.late:
-            return f"checking and timing one kernel takes about {self.kernel_s:.0f} s, longer than the budget; {report}"
+            long = f"checking and timing one kernel takes about {self.kernel_s:.0f} s, longer than the budget"
+            return f"{long}, which does not cut it short; {report}"
         return f"{self.budget_s:g} s to prepare and search, {report}"
 
 

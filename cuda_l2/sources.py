@@ -54,5 +54,5 @@ def _text(source: object) -> str:
         raise UserError(f"a source is a kernel's text, a Path to its file, or a list of them, not {short(source)}")
     line = source.strip()
     if _FILE.fullmatch(line) or ("\n" not in line and len(line) <= MOST_PATH and os.path.isfile(line)):  # noqa: PTH113
-        raise UserError(f"{short(line)} is a file's path and no source: give pathlib.Path({short(line)})")
+        raise UserError(f"{short(line)} is a file's path and no source: give pathlib.Path({line!r})")
     return source.removeprefix("\ufeff")

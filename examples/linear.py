@@ -13,6 +13,7 @@ from torch import nn
 
 import cuda_l2
 from cuda_l2.library.kernel import Kernel, TorchKernel
+from cuda_l2.system.errors import UserError
 
 
 class FastLinear(nn.Module):
@@ -46,11 +47,15 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60, help="seconds of search; default 60")
     options = parser.parse_args()
     model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).half().eval()
-    kernel = cuda_l2.optimize("64x512x512:tn", budget=options.budget, target="cpu").kernel
+    try:
+        kernels = [cuda_l2.optimize("64x512x512:tn", budget=options.budget, target="cpu").kernel]
+    except UserError as error:  # as where the machine was too busy to time one
+        print(f"linear.py: {error}; the layer calls torch until then")
+        kernels = []
     fast = copy.deepcopy(model)
     for name, layer in model.named_children():
         if isinstance(layer, nn.Linear):
-            setattr(fast, name, FastLinear(layer, [kernel]))
+            setattr(fast, name, FastLinear(layer, kernels))
     with torch.no_grad():
         for batch in (64, 7):
             x = torch.randn(batch, 512).half()

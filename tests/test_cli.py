@@ -223,6 +223,21 @@ def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
     assert judged.returncode == 0 and "correct" in judged.stdout and "reward" in judged.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["optimize"], "SHAPES requires an argument; see `cuda-l2 optimize --help`"),
+        (["optimize", "8x8x8", "--budgt", "3s"], "Did you mean --budget?; see `cuda-l2 optimize --help`"),
+        (["nosuch"], 'Unknown command "nosuch". Available commands: archive, bench'),
+        (["archive", "check"], "see `cuda-l2 archive check --help`"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_line(arguments, says) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and not done.stdout and says in done.stderr
+    assert done.stderr.startswith("cuda-l2: ") and done.stderr.count("\n") == 1
+
+
 def test_a_compilers_words_are_printed_as_they_are(tmp_path) -> None:
     bad = tmp_path / "bad.c"
     bad.write_text('/* cuda-l2\ntarget = "cpu"\n*/\nint a[4], y;\nint x[/*c*/ 2] = nothing[a[y]];\n')
@@ -334,7 +349,7 @@ def test_doctor_passes_here() -> None:
     ],
 )
 def test_a_failure_of_the_machine_is_one_line_and_status_2(error, said, monkeypatch, capsys) -> None:
-    def fails() -> None:
+    def fails(**given: bool) -> None:
         raise error
 
     monkeypatch.setattr(cli, "app", fails)

@@ -164,6 +164,7 @@ def test_a_budget_is_kept_within_15_percent_and_the_time_for_the_report(
     assert result.search.ended <= 1.15 * budget_s, result.search
     assert took_s <= 1.15 * budget_s + planned.report_s
     assert bool(result.reports) == (script.get("quiet_at", 0.0) < math.inf), "also where quiet came after the search"
+    assert result.source_path and result.source_path.exists(), "also of a kernel that was never timed"
 
 
 def test_the_first_protocol_of_a_report_has_the_larger_share_of_its_time(optimized: Any, monkeypatch: Any) -> None:

@@ -386,9 +386,10 @@ def test_a_search_that_had_no_quiet_says_so(rig, archive, busy_for, capsys) -> N
     with Evaluator(GEMM, rig) as evaluator:
         progress = search(evaluator, Listed([honest_source()]), archive, Scope(budget_s=3600, max_trials=1))
     assert progress.best is None and not archive.trials()
-    print_result(Result(GEMM, rig.target, progress, {}, None))
+    print_result(Result(GEMM, rig.target, progress, {}, Path("kept.c")))
     said = " ".join(capsys.readouterr().out.split())
     assert "is correct and could not be timed" in said and "run again when the machine is quiet" in said
+    assert said.endswith("kept.c")
     assert "no correct kernel" not in said
 
 

@@ -74,7 +74,8 @@ def print_result(result: Result) -> None:
     if best is None and search.untimed:
         console.print(
             f"{result.task}: the kernel {search.untimed.candidate.id} is correct and could not be timed:"
-            f" {search.untimed.reason}; run again when the machine is quiet, or give it longer with --budget"
+            f" {search.untimed.reason}; run again when the machine is quiet. Its source, which was compared with"
+            f" nothing: {result.source_path}"
         )
         return
     if best is None:
@@ -263,8 +264,8 @@ def print_trial(trial: Trial) -> None:
     if trial.trust is Trust.B:
         console.print(LEVEL_B)
     else:
-        untimed = math.isnan(trial.reward)
-        console.print("reward   none, for it was not timed" if untimed else f"reward   {trial.reward:.4f}")
+        none = "none, for it was not timed: run again when the machine is quiet"
+        console.print(f"reward   {none if math.isnan(trial.reward) else f'{trial.reward:.4f}'}")
 
 
 def _print_stage(console: Console, build: Build) -> None:
