@@ -100,13 +100,6 @@ def test_a_second_device_must_agree(found, status) -> None:
     assert (timing.status is TimingStatus.MEASURED) == review.counts
 
 
-def test_the_second_gpu_is_the_second_visible_one(monkeypatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [elsewhere.second_gpu(count) for count in (0, 1, 2)] == ["", "", "1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert [elsewhere.second_gpu(count) for count in (1, 2)] == ["", "5"]
-
-
 @pytest.mark.full
 def test_a_process_of_its_own_judges_elsewhere(target, monkeypatch) -> None:
     monkeypatch.setattr(elsewhere, "CLI", CLI)

@@ -18,6 +18,7 @@ from cuda_l2.commands.bench import _by_workers as by_workers
 from cuda_l2.commands.collect import CollectSettings
 from cuda_l2.commands.collect import command as collect
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine import gpus
 from cuda_l2.runs import parts, workers
 from cuda_l2.runs.collect import TRIES, Collection
 from cuda_l2.runs.grid import read_grid
@@ -48,6 +49,15 @@ def test_workers_are_visible_gpus(asked, present, found, monkeypatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("cuda_l2.machine.gpus.count", lambda: present)
     assert workers.gpus(asked) == found
+
+
+@pytest.mark.parametrize(
+    ("named", "present", "found"), [("3, 5", 2, ["3", "5"]), ("3, 5", 1, ["3"]), ("", 2, ["0", "1"]), ("", 0, [])]
+)
+def test_gpus_are_named_as_the_variable_names_them(named, present, found, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr("cuda_l2.machine.gpus.count", lambda: present)
+    assert gpus.visible() == found
 
 
 @pytest.mark.parametrize(
