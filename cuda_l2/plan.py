@@ -54,17 +54,22 @@ class Plan:
 
 
 def plan(
-    budget_s: float, bound_s: float, bytes_: int, protocols: Iterable[Protocol], *, compiles: bool = False, on_cpu: bool
+    budget_s: float,
+    bound_s: float,
+    tensor_bytes: int,
+    protocols: Iterable[Protocol],
+    *,
+    compiles: bool = False,
+    on_cpu: bool,
 ) -> Plan:
     """The plan of a task.
 
-    bound_s: its roofline bound. bytes_: of its tensors. protocols: of the report. compiles: torch.compile is a
-    baseline. on_cpu: else nothing limits the report, since the winner's sanitizers and stress builds take what they
-    take.
+    bound_s: its roofline bound. tensor_bytes: of all its tensors. protocols: of the report. compiles: torch.compile is
+    a baseline. on_cpu: else nothing limits the report, whose sanitizers and stress builds take what they take.
     """
     fixed_s = sum(protocol.warmup_s + protocol.measure_s for protocol in protocols)
     extra_s = COMPILE_S / 2 if compiles else 0.0
-    checked = bytes_ if on_cpu else 0
+    checked = tensor_bytes if on_cpu else 0
     report_s = REPORT_S + REPORT_LAUNCHES * bound_s + REPORT_S_PER_BYTE * checked + fixed_s + extra_s
     kernel_s = KERNEL_S + KERNEL_LAUNCHES * bound_s + KERNEL_S_PER_BYTE * checked + extra_s
     return Plan(budget_s, 5.0 * math.ceil(report_s / 5.0) if on_cpu else math.inf, kernel_s)

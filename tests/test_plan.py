@@ -220,7 +220,7 @@ def test_the_words_of_a_plan() -> None:
 def test_large_operands_take_time_to_check_however_few_flops_they_have() -> None:
     """As measured: 1x8192x8192 took 53 s for the first kernel and 101 s for a report that had no time left to time."""
     task = Gemm(1, 8192, 8192)
-    large, small = (plan(8.0, 6.5e-3, bytes_, [OFFLINE], on_cpu=True) for bytes_ in (task.bytes, 1 << 20))
+    large, small = (plan(8.0, 6.5e-3, size, [OFFLINE], on_cpu=True) for size in (task.bytes, 1 << 20))
     assert large.late and large.kernel_s == pytest.approx(53.0, rel=0.05) and large.report_s > 101.0
     assert not small.late
     assert plan(8.0, 6.5e-3, task.bytes, [OFFLINE], on_cpu=False).kernel_s < 8.0

@@ -131,7 +131,7 @@ def same_but_for_order(ours: torch.Tensor, theirs: torch.Tensor, a: torch.Tensor
 
     The order of its terms moves a sum by a share of their magnitudes, which is much beside a sum in which they cancel.
     """
-    sizes_a, sizes_b = (operand.float().nan_to_num(0, 0, 0).abs() for operand in (a, b))
+    sizes_a, sizes_b = (operand.abs().float().nan_to_num_(0, 0, 0) for operand in (a, b))
     slack = ORDER_SHARE * (sizes_a @ sizes_b).cpu()
     near = (ours - theirs).abs() <= slack + 1e-4 * theirs.abs()
     return bool((near | (ours == theirs) | (ours.isnan() & theirs.isnan())).all())
