@@ -1,8 +1,11 @@
 """measure/: intervals, the strongest baseline, checks of timed outputs."""
 
 import dataclasses
+import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Collection
 from statistics import geometric_mean
 from typing import Any
@@ -22,7 +25,7 @@ from cuda_l2.measure.operands import ProductOperands, slots_for
 from cuda_l2.measure.outputs import WrongOutput, rms_over_rounding
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
-from cuda_l2.measure.torch_baselines import TorchBaselines
+from cuda_l2.measure.torch_baselines import WORKER, TorchBaselines
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
 from cuda_l2.system.errors import UserError
 
@@ -354,3 +357,14 @@ def test_a_protocol_with_a_time_warms_up_and_measures_as_long_as_its_clock_says(
     passed = paper.measure_s / 0.5
     assert taken.count(0) >= 2 * (paper.warmup_s / 0.5 - 1), "rounds that warm up count for nothing"
     assert passed - 1 <= len(rounds.samples.of("usual")) <= passed + 1
+
+
+def test_torchs_process_says_nothing_where_the_memory_of_an_interrupted_command_is_gone() -> None:
+    read, write = os.pipe()
+    message = {"op": "attach", "environment": {}, "task": "16x16x16", "path": "/proc/self/fd/999", "size": 4096}
+    words = [sys.executable, "-P", "-m", WORKER, "1", str(write)]
+    done = subprocess.run(words, input=json.dumps(message) + "\n", pass_fds=(write,), capture_output=True, text=True)
+    os.close(write)
+    with os.fdopen(read, "rb") as acknowledged:
+        assert acknowledged.read() == b"R"
+    assert done.returncode == 1 and not done.stderr

@@ -95,8 +95,14 @@ class Worker:
 
 
 def _attached(message: dict[str, Any]) -> torch.Tensor:
-    """The shared memory that a message names, as bytes."""
-    descriptor = os.open(message["path"], os.O_RDWR)
+    """The shared memory that a message names, as bytes.
+
+    Ends the process where it is gone: the one that asked was interrupted and awaits no answer.
+    """
+    try:
+        descriptor = os.open(message["path"], os.O_RDWR)
+    except FileNotFoundError:
+        sys.exit(1)
     memory = torch.frombuffer(mmap.mmap(descriptor, message["size"]), dtype=torch.uint8)
     os.close(descriptor)
     return memory
