@@ -173,7 +173,9 @@ def test_a_build_is_cached_by_content(own_cache, target) -> None:
     assert Path(first.artifact).exists()
 
 
-def test_the_compiler_has_a_limit_of_processor_time_which_other_work_does_not_use_up(target, monkeypatch) -> None:
+def test_the_compiler_has_a_limit_of_processor_time_which_other_work_does_not_use_up(
+    own_cache, target, monkeypatch
+) -> None:
     monkeypatch.setattr(cpu, "LIMITS", replace(cpu.LIMITS, cpu_seconds=1))
     lines = ["#define A0 x = x * y + z; y = y * z + x; z = z * x + y;"]
     lines += [f"#define A{i} A{i - 1} A{i - 1}" for i in range(1, 18)]
