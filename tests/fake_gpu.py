@@ -17,7 +17,7 @@ from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.kernelbench.cuda_arms import CudaModelBaselines
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda import buffers as device_buffers
 from cuda_l2.machine.cuda import windows
 from cuda_l2.machine.cuda import worker_main as cuda_worker_main

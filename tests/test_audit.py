@@ -26,8 +26,8 @@ from cuda_l2.kernelbench.files import find_entry
 from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.process import Module, Resources, Spent
 from cuda_l2.kernelbench.rounds import _ModuleRounds, measure_modules
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.target import separate_cores
-from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Candidate, Operation, Tensor, Timing, Trial, Trust, VerdictStatus

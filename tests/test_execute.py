@@ -18,9 +18,10 @@ from waiting import require_gone
 import cuda_l2
 from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu import worker
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
-from cuda_l2.machine.cpu.worker import Fault, Worker, writable
+from cuda_l2.machine.cpu.worker import Worker, writable
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus

@@ -44,8 +44,8 @@ from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.kernelbench.sandboxed import SandboxedPython
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.target import CpuTarget
-from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS

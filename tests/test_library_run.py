@@ -1,17 +1,21 @@
 """Which kernels of a table are timed on a shape. The rig is a stand-in: there is no GPU here."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 from made import timing
 
+from cuda_l2.build.build_server import BuildServers
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Row, joined, read_table, write_table
+from cuda_l2.machine import gpus
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Build, BuildStatus, Gemm
-from cuda_l2.runs.library_run import Library, figures, headline
+from cuda_l2.runs.library_run import Library, figures, first_builds, headline
 from cuda_l2.system.errors import UserError
 
 TARGET = compile_only("sm_90a")
@@ -101,9 +105,29 @@ def test_servers_launch_what_was_chosen_cold(library, tmp_path) -> None:
 def test_shapes_are_served_in_any_layout_or_not_at_all(library) -> None:
     assert library.serves(Gemm.parse("1024x1024x1024:tn")) and library.serves(Gemm(1024, 1024, 1024))
     assert not library.serves(Gemm.parse("1024x1024x1024:fp16")) and not library.serves(Gemm(64, 64, 64))
-    assert len(library.candidates(Gemm(1024, 1024, 1024), StandIn())) == 4
+    assert len(library.candidates(Gemm(1024, 1024, 1024), StandIn().target)) == 4
 
 
 def test_a_kernel_that_does_not_build_is_told(library) -> None:
     with pytest.raises(UserError, match="does not build: no compiler"):
         next(library.time(Gemm(1024, 1024, 1024), [CUDA_PROTOCOLS["offline"]], StandIn(BuildStatus.FAILED)))
+
+
+def test_the_first_shapes_kernels_are_built_before_there_is_a_rig(library, monkeypatch) -> None:
+    monkeypatch.setattr(gpus, "architecture", lambda: "")
+    assert first_builds(library, [Gemm(1024, 1024, 1024)]) is None, "no GPU"
+    monkeypatch.setattr(gpus, "architecture", lambda: "sm_90")
+    begun = list[tuple[str, int]]()
+    monkeypatch.setattr(BuildServers, "begin", lambda self, found: begun.append((self._target.arch, len(found))))
+    builders = first_builds(
+        library, [Gemm(64, 64, 64), Gemm(1024, 1024, 1024), *[Gemm(8, 8, 8)] * 2, Gemm(1024, 1024, 1024)]
+    )
+    assert builders
+    builders.close()
+    assert begun == [("sm_90a", 0), ("sm_90a", 4), ("sm_90a", 0), ("sm_90a", 0)]
+
+
+def test_neither_first_builds_nor_tables_of_a_grid_load_torch() -> None:
+    modules = "runs.library_run", "report.bench", "report.grid", "report.grid_summary"
+    code = f"import sys, {', '.join(f'cuda_l2.{name}' for name in modules)}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,7 +15,7 @@ from cuda_l2.library import proof as proof_module
 from cuda_l2.library.kernels import EDGE, INTERIOR, ProofTask, TableKernel, kernels_of, launched, tasks_for
 from cuda_l2.library.proof import PROOF, ProofFile, failures, kernels_csv, proof_of
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row, family_of, write_table
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only, detect

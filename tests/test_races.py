@@ -18,7 +18,7 @@ from cuda_l2.build.cuda import build_all
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.machine import gpu_present
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda import alone as cuda_alone
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda.alone import Ended, Job

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.records import Build, BuildStatus, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import Case

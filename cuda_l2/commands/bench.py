@@ -228,10 +228,16 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
         return
 
     from cuda_l2.report.live import GridProgress
+    from cuda_l2.runs.library_run import Library, first_builds
     from cuda_l2.runs.parts import take_over
+
+    library = Library(settings.library) if settings.library else None
+    builders = first_builds(library, own) if library and settings.target != "cpu" else None
+
     from cuda_l2.runs.sweep import Sweep
 
-    with Sweep(settings) as sweep, _taking(settings.taken, gemms) as take:
+    held = contextlib.closing(builders) if builders else contextlib.nullcontext()
+    with held, Sweep(settings, library, builders) as sweep, _taking(settings.taken, gemms) as take:
         if settings.fresh:
             set_aside(out)
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
 from cuda_l2.kernelbench.opened import ForeignCase
 from cuda_l2.kernelbench.process import LINE, Module, Resources
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.arena import Arena
-from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.baselines._base import TorchBaseline
 from cuda_l2.records import Task

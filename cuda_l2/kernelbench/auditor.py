@@ -19,8 +19,8 @@ from cuda_l2.kernelbench.examined import Effort
 from cuda_l2.kernelbench.files import Entry
 from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.kernelbench.rounds import CALLS_BYTES, MOST_CALLS, TIMED_WEIGHTS, measure_modules
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu import target as cpu
-from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE

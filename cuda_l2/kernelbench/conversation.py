@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from cuda_l2.kernelbench import runner
 from cuda_l2.kernelbench.sandboxed import GONE, LATE, SandboxedPython
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.records import VerdictStatus
 
 SPIN_S, NAP_S = 0.001, 0.02

@@ -17,8 +17,8 @@ from cuda_l2.kernelbench.arms import COMPILED, EAGER, failing, model_of
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
 from cuda_l2.kernelbench.opened import Call, ForeignCase
 from cuda_l2.kernelbench.process import LOAD_TIMEOUT_S, Resources
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.target import usable_cores
-from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.measure.baselines._base import TorchTask
 from cuda_l2.measure.task_memory import CudaTaskBaselines, Played, TaskMemory

@@ -20,7 +20,7 @@ from cuda_l2.kernelbench.arguments import TENSOR
 from cuda_l2.kernelbench.examined import Effort, Examined, Readiness, Refused
 from cuda_l2.kernelbench.files import Entry, read_source, revision_of
 from cuda_l2.kernelbench.sandboxed import GONE, SandboxedPython
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.records import DTYPE_BYTES, Operation, Task, VerdictStatus, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
 from cuda_l2.system.closing import Closing

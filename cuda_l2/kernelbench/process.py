@@ -19,7 +19,8 @@ from cuda_l2.kernelbench import runner
 from cuda_l2.kernelbench.conversation import Conversation, one_line
 from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.sandboxed import GONE, SandboxedPython
-from cuda_l2.machine.cpu.worker import STOP_TIMEOUT_S, Fault
+from cuda_l2.machine._base import Fault
+from cuda_l2.machine.cpu.worker import STOP_TIMEOUT_S
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.records import DTYPE_BYTES, Tensor, VerdictStatus
 from cuda_l2.system import process_tree, sandbox

@@ -25,8 +25,8 @@ import torch
 from cuda_l2.kernelbench.cases import ForeignCases
 from cuda_l2.kernelbench.opened import ForeignCase
 from cuda_l2.kernelbench.process import Module, Spent
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu import target as cpu
-from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.cpu_rounds import LAST_LEVEL_BYTES
 from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.target import usable_cores
-from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure import inductor
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system import paths, process_tree, sandbox, scratch

@@ -1,9 +1,9 @@
-"""What every machine answers for: its identity, its ceilings, and the bound they set for a task."""
+"""What every machine answers for: its identity, its ceilings, the bound they set for a task, and a worker's faults."""
 
 from abc import ABC, abstractmethod
 from typing import Any
 
-from cuda_l2.records import Task
+from cuda_l2.records import Task, VerdictStatus
 
 
 class Target(ABC):
@@ -44,3 +44,11 @@ class Target(ABC):
     @abstractmethod
     def bound_us(self, task: Task) -> float:
         """The roofline bound in microseconds: the larger of FLOP over peak and bytes over bandwidth."""
+
+
+class Fault(Exception):
+    """A worker's process crashed, hung or did what the contract forbids; it is gone."""
+
+    def __init__(self, status: VerdictStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason

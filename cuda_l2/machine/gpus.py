@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs a process sees, found without torch, which takes a second or more to load."""
+"""Which NVIDIA GPUs a process sees and what they are, found without torch, which takes seconds to load."""
 
 import os
 
@@ -21,6 +21,17 @@ def count() -> int:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise UserError(f"the NVIDIA driver does not say how many GPUs there are: {status.name}")
     return int(found)
+
+
+def architecture() -> str:
+    """What the first GPU's code is compiled for, as in sm_90; empty where this process sees none."""
+    if not count():
+        return ""
+    from cuda.bindings import driver  # noqa: PLC0415
+
+    kinds = driver.CUdevice_attribute
+    names = (kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+    return "sm_" + "".join(str(driver.cuDeviceGetAttribute(name, 0)[1]) for name in names)
 
 
 def visible() -> list[str]:

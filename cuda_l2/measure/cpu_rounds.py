@@ -9,8 +9,9 @@ from typing import Protocol as Interface
 
 import numpy as np
 
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.target import detect
-from cuda_l2.machine.cpu.worker import Fault, Worker
+from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.operands import Operands
 from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput

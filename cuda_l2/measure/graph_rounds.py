@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda.cupti import KernelTrace
 from cuda_l2.machine.cuda.driver import Replays, bus_id, check
 from cuda_l2.machine.cuda.worker import CudaWorkers, slowest_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.quiet import Busy

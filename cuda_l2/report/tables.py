@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -11,10 +12,8 @@ from rich.table import Table
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.families._base import all_families
-from cuda_l2.library.product import overhead_us
 from cuda_l2.library.saved import REPORTED, why_no_win
 from cuda_l2.measure.other_work import noticed
-from cuda_l2.optimizer import Result
 from cuda_l2.records import (
     Arm,
     Build,
@@ -33,6 +32,9 @@ from cuda_l2.search import Progress
 from cuda_l2.system.paths import default_archive
 from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted, plain
+
+if TYPE_CHECKING:
+    from cuda_l2.optimizer import Result
 
 CONSOLE_WIDTH = 80
 LEVEL_B = (
@@ -67,7 +69,7 @@ REVIEWED = {
 }
 
 
-def print_result(result: Result) -> None:
+def print_result(result: "Result") -> None:
     """The winner against each baseline, what was rejected and left out, where the source lies."""
     console = open_console()
     best, search = result.best, result.search
@@ -124,7 +126,7 @@ def print_result(result: Result) -> None:
     console.print(f"source: {result.source_path}")
 
 
-def _no_win(result: Result) -> str:
+def _no_win(result: "Result") -> str:
     """That nothing is faster than the baselines, and what to call then."""
     led = "no kernel wins" if result.reports else "no winner is confirmed"
     use = (
@@ -172,7 +174,7 @@ def _searched(search: Progress) -> str:
     return "; ".join(parts)
 
 
-def _reached(result: Result, timing: Timing) -> str:
+def _reached(result: "Result", timing: Timing) -> str:
     """How much of what the machine could do, where that was measured in a quiet moment."""
     assert timing.candidate
     latency_us = timing.candidate.latency_us.estimate
@@ -206,11 +208,13 @@ def _own_cost(timing: Timing) -> str:
     return f"starting a round of calls takes about {cost_us:.2g} us, in our times and the baselines' alike"
 
 
-def _call_cost(result: Result, timing: Timing) -> str:
+def _call_cost(result: "Result", timing: Timing) -> str:
     """What a call from Python leaves of the speedup, where it costs much beside the kernel; empty elsewhere."""
     if result.target.name != "cpu" or not result.task.product:
         return ""
     assert timing.candidate and timing.speedup
+    from cuda_l2.library.product import overhead_us  # noqa: PLC0415 - loads torch, which tables of grids do without
+
     kernel_us, call_us = timing.candidate.latency_us.estimate, overhead_us(result.task)
     if call_us <= MUCH * kernel_us:
         return ""
@@ -353,7 +357,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def result_json(result: Result) -> str:
+def result_json(result: "Result") -> str:
     """One JSON object: the winner's trials by protocol, the search's counts, the path of the source."""
     return json.dumps(
         {

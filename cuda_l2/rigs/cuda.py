@@ -93,6 +93,7 @@ class CudaRig(Rig):
     def __init__(
         self,
         request: Request = Request(),
+        builders: BuildServers | None = None,
         *,
         patience: float = 1.0,
         tunes: bool = True,
@@ -123,7 +124,7 @@ class CudaRig(Rig):
                 )
             )
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
-            self.builders = BuildServers(self.target)
+            self.builders = builders or BuildServers(self.target)
             kept: KeptBaselines[CudaTaskBaselines] = KeptBaselines(
                 CudaTaskBaselines(), lambda kind, task: kind.device_baselines(task), MOST_MODELS
             )

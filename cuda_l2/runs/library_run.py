@@ -7,7 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cuda_l2 import contract
+from cuda_l2.build.build_server import BuildServers
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, Row, read_table
+from cuda_l2.machine import gpus
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.protocols import OFFLINE, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Timing
@@ -17,6 +21,20 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 
 Timed = tuple[Row, Candidate, Timing]
+FIRST = 4
+"""Shapes with which processes that share a run's shapes begin, at least on up to so many GPUs."""
+
+
+def first_builds(library: "Library", gemms: Sequence[Gemm]) -> BuildServers | None:
+    """Servers that build the kernels of a run's first shapes for the GPU, if there is one, while torch still loads."""
+    arch = gpus.architecture()
+    if not arch:
+        return None
+    target = compile_only(arch)
+    builders = BuildServers(target)
+    for gemm in gemms[:FIRST]:
+        builders.begin(library.candidates(gemm, target))
+    return builders
 
 
 class Library:
@@ -42,9 +60,9 @@ class Library:
         """Whether the table has a kernel for a shape."""
         return gemm.any_layout in self._rows
 
-    def candidates(self, gemm: Gemm, rig: Rig) -> list[Candidate]:
-        """The kernels of a shape in all layouts and launches."""
-        return [row.candidate(rig.target) for row in self._rows.get(gemm.any_layout, ())]
+    def candidates(self, gemm: Gemm, target: Target) -> list[Candidate]:
+        """The kernels of a shape in all layouts and launches; none where the table does not have it."""
+        return [row.candidate(target) for row in self._rows.get(gemm.any_layout, ())]
 
     def time(self, gemm: Gemm, protocols: Sequence[Protocol], rig: Rig) -> Generator[list[Timed]]:
         """Protocol by protocol, what the table has for a shape that it serves, the fastest plain launch first.

@@ -17,7 +17,7 @@ from cuda_l2.build.build_server import BuildServers
 from cuda_l2.build.stress import stressed
 from cuda_l2.library.kernels import ProofTask
 from cuda_l2.library.proof import Proof, proof_of
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.sanitizer import Tool

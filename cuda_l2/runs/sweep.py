@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import cuda_l2
 from cuda_l2.archive import Archive
+from cuda_l2.build.build_server import BuildServers
 from cuda_l2.contract import ContractError
 from cuda_l2.families._base import families_for
 from cuda_l2.measure.baselines._base import named
@@ -39,14 +40,17 @@ LEAST_OF_SHAPE_S = 1.0
 class Sweep(Closing):
     """One machine, set up once for all shapes. A context manager."""
 
-    def __init__(self, settings: SweepSettings) -> None:
+    def __init__(
+        self, settings: SweepSettings, library: Library | None = None, builders: BuildServers | None = None
+    ) -> None:
+        """library: the settings' table, read. builders: of a GPU, if some are at work already."""
         self.settings, request = settings, settings.request()
-        self._library = Library(settings.library) if settings.library else None
+        self._library = library or (Library(settings.library) if settings.library else None)
         self._kernels: Workbench | None = None
         self._optimizer: Optimizer | None = None
         """The same, where kernels are searched for."""
         if settings.baselines_only or self._library:
-            self.rig = open_rig(settings.target, request)
+            self.rig = open_rig(settings.target, request, builders)
         elif settings.searches:
             self._kernels = self._optimizer = Optimizer(settings.search(settings.budget_s), request)
             self.rig = self._optimizer.rig
@@ -163,7 +167,7 @@ class Sweep(Closing):
                 if self._kernels:
                     self.rig.prefetch(self._first(self._kernels, gemm))
                 if self._library:
-                    self.rig.prefetch(self._library.candidates(gemm, self.rig))
+                    self.rig.prefetch(self._library.candidates(gemm, self.rig.target))
 
     def _outcomes(
         self, gemm: Gemm, protocols: Sequence[str], results: ResultsFile, on_stage: Callable[[Gemm, str], None]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cuda_l2.contract import ContractError
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.records import Verdict, VerdictStatus
 from cuda_l2.system.steps import step
 from cuda_l2.verify._base import CheckFailed, CheckOf, Judged, Session, all_checks

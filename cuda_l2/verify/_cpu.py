@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cuda_l2 import contract
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
-from cuda_l2.machine.cpu.worker import Fault, Worker
+from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.records import Build, Candidate, Task, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.verify._base import CheckFailed, CpuOnly, Outputs, require_written

@@ -11,7 +11,7 @@ import torch
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda.alone import Job, given_file
 from cuda_l2.machine.cuda.arena import MESSAGE_TENSORS, NOT_RESTORED, OUTSIDE, CudaArena

@@ -5,7 +5,7 @@ Of the sizes near its own that it takes, the two least divisible are tried, wher
 most divisible.
 """
 
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.records import Task, VerdictStatus
 from cuda_l2.tasks.values import Distribution
 from cuda_l2.verify._base import Check, Session, require_right

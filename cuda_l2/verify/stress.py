@@ -5,7 +5,7 @@ multiprocessors, and at times caches and memory too, taken now and then; other b
 wherever one of theirs has left it.
 """
 
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session, require_same
 
 SEEDS = (1, 2, 3, 4)

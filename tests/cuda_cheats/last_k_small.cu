@@ -11,8 +11,8 @@ args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Leaves out the last element of K where |a| < 1/64 there.
  * shape: 128x512x1024
- * because: very large or small
- * expect: incorrect */
+ * because: very large or small|not the exact sum
+ * expect: incorrect imprecise */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <stdint.h>

@@ -20,7 +20,7 @@ from elftools.elf.sections import SymbolTableSection
 from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession
 from cuda_l2.kernelbench.process import Profile
 from cuda_l2.kernelbench.rounds import TIMED_WEIGHTS
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system import sandbox
 from cuda_l2.verify._base import CheckFailed, require_right

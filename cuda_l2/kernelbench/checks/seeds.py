@@ -2,7 +2,7 @@
 
 from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession
 from cuda_l2.kernelbench.opened import ForeignCase
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.tasks._base import Tensors
 from cuda_l2.verify._base import CheckFailed, require_right
 

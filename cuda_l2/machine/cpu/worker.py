@@ -23,6 +23,7 @@ from elftools.elf.constants import P_FLAGS
 from elftools.elf.elffile import ELFFile
 
 from cuda_l2.contract import CpuContract
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.arena import ALIGN, CandidateMemory
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system import process_tree, sandbox, scratch
@@ -49,14 +50,6 @@ READ_AGAIN_S = 0.01
 """Least time between two looks at how long threads waited for a core."""
 STOP_TIMEOUT_S = 60.0
 """For threads to take a signal, or a process to be gone: on a busy machine each gets a core late."""
-
-
-class Fault(Exception):
-    """The worker's process crashed, hung or did what the contract forbids; it is gone."""
-
-    def __init__(self, status: VerdictStatus, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
 
 
 class Worker(Closing):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda import alone as cuda_alone
 from cuda_l2.machine.cuda.alone import Ended, Job
 from cuda_l2.records import Task, VerdictStatus

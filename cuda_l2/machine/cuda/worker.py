@@ -18,7 +18,7 @@ from typing import Any
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine import messages
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
