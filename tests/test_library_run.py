@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from made import timing
 
-from cuda_l2.build.build_server import BuildServers
+from cuda_l2.build.build_server import CORES_A_SERVER, BuildServers
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Row, joined, read_table, write_table
 from cuda_l2.machine import gpus
@@ -15,7 +15,7 @@ from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Build, BuildStatus, Gemm
-from cuda_l2.runs.library_run import Library, figures, first_builds, headline
+from cuda_l2.runs.library_run import MOST_CORES, Library, figures, first_builds, headline
 from cuda_l2.system.errors import UserError
 
 TARGET = compile_only("sm_90a")
@@ -119,11 +119,13 @@ def test_the_first_shapes_kernels_are_built_before_there_is_a_rig(library, monke
     monkeypatch.setattr(gpus, "architecture", lambda: "sm_90")
     begun = list[tuple[str, int]]()
     monkeypatch.setattr(BuildServers, "begin", lambda self, found: begun.append((self._target.arch, len(found))))
+    monkeypatch.setattr("cuda_l2.runs.library_run.compile_only", lambda arch: replace(compile_only(arch), cores=64))
     builders = first_builds(
         library, [Gemm(64, 64, 64), Gemm(1024, 1024, 1024), *[Gemm(8, 8, 8)] * 2, Gemm(1024, 1024, 1024)]
     )
     assert builders
     builders.close()
+    assert builders._count == MOST_CORES // CORES_A_SERVER
     assert begun == [("sm_90a", 0), ("sm_90a", 4), ("sm_90a", 0), ("sm_90a", 0)]
 
 

@@ -21,6 +21,8 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 
 Timed = tuple[Row, Candidate, Timing]
+MOST_CORES = 16
+"""Cores that builds take: a table has few kernels, and a hundred compilers that start at once delay the first."""
 FIRST = 4
 """Shapes with which processes that share a run's shapes begin, at least on up to so many GPUs."""
 
@@ -31,6 +33,7 @@ def first_builds(library: "Library", gemms: Sequence[Gemm]) -> BuildServers | No
     if not arch:
         return None
     target = compile_only(arch)
+    target = replace(target, cores=min(target.cores, MOST_CORES))
     builders = BuildServers(target)
     for gemm in gemms[:FIRST]:
         builders.begin(library.candidates(gemm, target))
