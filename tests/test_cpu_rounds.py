@@ -15,6 +15,7 @@ from test_measure import PAPER_IN_SHORT
 
 from cuda_l2 import tasks
 from cuda_l2.evaluator import Evaluator
+from cuda_l2.measure.baselines.torch_cpu import Half
 from cuda_l2.measure.cpu_rounds import PARTS, _CpuRounds
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.quiet import Busy
@@ -99,6 +100,26 @@ def test_searches_the_papers_protocol_baselines_alone_and_tasks_have_one_process
         timing = evaluator._bench.time_baselines(OFFLINE)
         assert timing.speedup is not None and timing.conditions.pairs is None
         assert not evaluator._bench._others
+
+
+def test_a_search_compares_with_the_strongest_beside_its_first_kernel(rig: Any, monkeypatch) -> None:
+    monkeypatch.setattr(scripted_times, "OTHERS", 0.5)  # each baseline is faster than the one before it
+    (first,) = default_candidates(GEMM, rig.target)[:1]
+    second = Candidate(first.source + "/* another */\n")
+    with Evaluator(GEMM, rig) as evaluator:
+        for candidate, count in ((first, 3), (second, 1)):
+            (trial,) = evaluator.evaluate([candidate], CPU_PROTOCOLS["search"])
+            assert trial.timing is not None, trial.reason
+            assert trial.timing.reference == "torch widened" and len(trial.timing.baselines) == count
+
+
+def test_a_search_tries_no_product_that_torch_computes_element_by_element(rig: Any, monkeypatch) -> None:
+    monkeypatch.setattr(Half, "slow", lambda *_: True)
+    monkeypatch.setattr(cpu, "MOST_TRIED_FLOPS", GEMM.flops - 1)
+    with Evaluator(GEMM, rig) as evaluator:
+        (trial,) = evaluator.evaluate(default_candidates(GEMM, rig.target)[:1], CPU_PROTOCOLS["search"])
+    assert trial.timing is not None, trial.reason
+    assert [arm.name for arm in trial.timing.baselines] == ["torch widened, preallocated", "torch widened"]
 
 
 class Pairs(_CpuRounds):

@@ -20,7 +20,7 @@ class Protocol:
     evict: bool = False  # write twice the last-level cache before each launch, on a CPU as much as pushes all out
     warmup_s: float = 0.0
     measure_s: float = 0.0  # run at least this long, whatever the interval
-    selects: bool = False  # chooses among candidates: against the usual strongest baseline only, poor ones cut short
+    selects: bool = False  # chooses among candidates: against the strongest baseline only, poor ones cut short
     check_every: int = 1  # rounds between comparisons of a launch element by element; projections check every launch
     seldom_every: int = 1  # rounds between samples of the baselines that are not the usual strongest
     rotates: bool = False  # operands and outputs of successive launches lie apart and exceed the cache together

@@ -17,6 +17,7 @@ from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines._base import Baseline, strongest_first
+from cuda_l2.measure.baselines.torch_cpu import MOST_SLOW_FLOPS, MOST_TRIED_FLOPS
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
@@ -24,7 +25,7 @@ from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import LEAST_ROUNDS, Kernel, Limits, Terms
 from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
 from cuda_l2.measure.tuned import ADAPTIVE
-from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
+from cuda_l2.records import Build, Candidate, Task, Timing, TimingStatus, Verdict
 from cuda_l2.rigs._base import Bench, Request, Rig
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
@@ -97,6 +98,8 @@ class CpuBench(Bench):
 
     def __init__(self, rig: CpuRig, task: Task, seed: int) -> None:
         self._rig, self._task = rig, task
+        self._strongest = ""
+        """Of a product the baseline that a search compares with: the strongest beside the first kernel that it timed."""
         self._draw(seed)
 
     def _draw(self, seed: int) -> None:
@@ -139,6 +142,9 @@ class CpuBench(Bench):
         opened = {name: self._opener(kernel.build, parsed[name], operands) for name, kernel in kernels.items()}
         terms = Terms(protocol, self._rng, limits)
         timings = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
+        if protocol.selects and task.product:
+            measured = (timing.reference for timing in timings.values() if timing.status is TimingStatus.MEASURED)
+            self._strongest = next(measured, self._strongest)
         return {
             name: replace(timing, conditions=replace(timing.conditions, **conditions))
             for name, timing in timings.items()
@@ -164,9 +170,13 @@ class CpuBench(Bench):
         ready = strongest_first(baselines.ready(compiles=not protocol.selects), task)
         left_out = dict(baselines.left_out)
         if task.product:
-            ready = ready[:1] if protocol.selects else self._rig.request.reported(ready)
-            if not self._rig.request.baselines:
-                slow = [each for each in ready if each.crawls(task, self._rig.target.extensions)]
+            if not protocol.selects:
+                ready = self._rig.request.reported(ready)
+            elif self._strongest:
+                ready = [each for each in ready if each.name == self._strongest]
+            if protocol.selects or not self._rig.request.baselines:
+                flops = MOST_TRIED_FLOPS if protocol.selects else MOST_SLOW_FLOPS
+                slow = [each for each in ready if task.flops > flops and each.slow(task, self._rig.target.extensions)]
                 left_out |= dict.fromkeys((each.name for each in slow), CRAWLS)
                 ready = [each for each in ready if each not in slow]
         return ready, {"left_out": left_out, **baselines.conditions}

@@ -56,7 +56,7 @@ class Baseline:
         return isinstance(task, self.of)
 
     def usually_strongest(self, task: Task) -> bool:
-        """Whether a search compares with it alone."""
+        """Whether a search on a GPU compares with it alone."""
         return False
 
     def reads(self, layouts: Iterable[Layout | None]) -> bool:
@@ -84,8 +84,8 @@ class TorchProduct(TorchBaseline):
     in_place: bool = True
     of: ClassVar[Any] = Gemm
 
-    def crawls(self, task: Gemm, extensions: Collection[str]) -> bool:
-        """Whether one launch would take many seconds on a CPU with these vector extensions, where others take none."""
+    def slow(self, task: Gemm, extensions: Collection[str]) -> bool:
+        """Whether torch computes it element by element, some 2 ns each, on a CPU with these vector extensions."""
         return False
 
 
