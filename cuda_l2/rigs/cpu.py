@@ -99,7 +99,7 @@ class CpuBench(Bench):
     def __init__(self, rig: CpuRig, task: Task, seed: int) -> None:
         self._rig, self._task = rig, task
         self._strongest = ""
-        """Of a product the baseline that a search compares with: the strongest beside the first kernel that it timed."""
+        """Of a product the baseline that searches compare with: the strongest beside the first kernel."""
         self._draw(seed)
 
     def _draw(self, seed: int) -> None:
