@@ -94,10 +94,13 @@ def print_result(result: "Result") -> None:
         console.print(_versus(kind, timing, "" if result.reports else ", not confirmed"))
     if result.why_no_win:
         console.print(_no_win(result))
-    laid_out = " that reads B as the shape lays it out" if result.task.product else ""
+    laid_out = " of those that read B as the shape lays it out" if result.task.product else ""
     pairs = timings[0].conditions.pairs
     over = f" over {pairs} pairs of processes, torch's and ours; intervals are from the least to the largest pair"
-    console.print(f"* the strongest baseline{laid_out}. Times are medians{over if pairs else ''}.")
+    console.print(
+        f"* the strongest baseline: the least time{laid_out}. Times are medians{over if pairs else ''}. Speedups are"
+        " taken round by round, and need not be the quotients of the times."
+    )
     if any(math.isinf(ratio.low) for timing in timings for _, ratio in timing.speedups):
         console.print("A ratio without an interval is of a much slower baseline, which was timed only once or twice.")
     console.print(_reached(result, timings[0]))
