@@ -87,14 +87,14 @@ def command(
             require_gpus(asked, settings.target, "--workers" if settings.workers else "--judges")
         parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
-        from cuda_l2.report.tables import print_result, result_json
+        from cuda_l2.report.tables import ended, print_result, result_json
 
         stages.stage("preparing", always=False)
         if settings.workers and len(parsed) > 1 and not on_ray.is_ray(settings.workers):
             results = _searched_apart(settings, parsed, workers.gpus(settings.workers, settings.target))
         else:
             results = _searched(_optimizer(settings, parsed), parsed, asked, began)
-    found = True
+    found, endings = True, []
     with contextlib.closing(results):
         for result in results:
             if settings.json:
@@ -104,8 +104,9 @@ def command(
             if result.search.interrupted:
                 sys.exit(130)
             found = found and result.best is not None
+            endings.append(ended(result))
     if settings.page:
-        _write_page(settings.page, place_of(_archive(settings)), parsed)
+        _write_page(settings.page, place_of(_archive(settings)), parsed, endings)
     if not found:
         sys.exit(1)
 
@@ -219,8 +220,10 @@ class Searching:
             yield optimize
 
 
-def _write_page(page: Path, archive: Place, searched: list[Task]) -> None:
-    """A line says where it is, or why there is none: a search that ended well does not fail for it."""
+def _write_page(page: Path, archive: Place, searched: list[Task], endings: Sequence[str]) -> None:
+    """endings: how each search ended.
+
+    A line says where it is, or why there is none: a search that ended well does not fail for it."""
     from cuda_l2.report.page.reading import of_tasks
     from cuda_l2.report.page.whole import html
 
@@ -228,7 +231,7 @@ def _write_page(page: Path, archive: Place, searched: list[Task]) -> None:
         found = of_tasks(archive, searched)
         if found.empty:
             raise UserError("nothing of what was searched has been timed")
-        text = html(found, shlex.join([*COMMAND, *map(str, searched), "--page", page.name]))
+        text = html(found, shlex.join([*COMMAND, *map(str, searched), "--page", page.name]), endings)
         _require_replaceable(page)
         write_text(page, text, "choose another file with --page")
         tell(f"the search as a page: {page}")

@@ -73,17 +73,8 @@ def print_result(result: "Result") -> None:
     """The winner against each baseline, what was rejected and left out, where the source lies."""
     console = open_console()
     best, search = result.best, result.search
-    if best is None and search.untimed:
-        console.print(
-            f"{result.task}: the kernel {search.untimed.candidate.id} is correct and could not be timed:"
-            f" {search.untimed.reason}; run again when the machine is quiet. Its source, which was compared with"
-            f" nothing: {result.source_path}"
-        )
-        return
     if best is None:
-        said = f"; policy: {search.summary}" if search.summary else ""
-        candidates = counted(search.proposed, "candidate")
-        console.print(f"{result.task}: no correct kernel among {candidates}; rejected: {rejected(search)}{said}")
+        console.print(ended(result))
         return
     reports = result.reports or {best.protocol: best}
     timings = [trial.timing for trial in reports.values() if trial.timing]
@@ -93,7 +84,7 @@ def print_result(result: "Result") -> None:
     for timing in timings:
         console.print(_versus(kind, timing, "" if result.reports else ", not confirmed"))
     if result.why_no_win:
-        console.print(_no_win(result))
+        console.print(_no_win(result) + _instead(result))
     laid_out = " of those that read B as the shape lays it out" if result.task.product else ""
     pairs = timings[0].conditions.pairs
     over = f" over {pairs} pairs of processes, torch's and ours; intervals are from the least to the largest pair"
@@ -129,16 +120,37 @@ def print_result(result: "Result") -> None:
     console.print(f"source: {result.source_path}")
 
 
+def ended(result: "Result") -> str:
+    """How a search ended, in a line."""
+    best, search = result.best, result.search
+    if best is None and search.untimed:
+        return (
+            f"{result.task}: the kernel {search.untimed.candidate.id} is correct and could not be timed:"
+            f" {search.untimed.reason}; run again when the machine is quiet. Its source, which was compared with"
+            f" nothing: {result.source_path}"
+        )
+    if best is None:
+        said = f"; policy: {search.summary}" if search.summary else ""
+        candidates = counted(search.proposed, "candidate")
+        return f"{result.task}: no correct kernel among {candidates}; rejected: {rejected(search)}{said}"
+    left = f"; not reported, {result.not_reported}" if result.reports and result.not_reported else ""
+    return f"{result.task}: {_no_win(result) or 'the best kernel is faster than every baseline'}{left}"
+
+
 def _no_win(result: "Result") -> str:
-    """That nothing is faster than the baselines, and what to call then."""
-    led = "no kernel wins" if result.reports else "no winner is confirmed"
-    use = (
+    """That nothing is faster than the baselines; empty where a kernel is."""
+    led = "no kernel wins" if result.reports else "no report, so that no winner is confirmed"
+    return f"{led}: {result.why_no_win}" if result.why_no_win else ""
+
+
+def _instead(result: "Result") -> str:
+    """What to call where nothing wins."""
+    if not result.handed_out:
+        return "; keep what you call today"
+    return (
         f"\nresult.kernel, result.save and cuda_l2.load give torch's own product ({result.handed_out}) until a search"
         " finds a winner"
-        if result.handed_out
-        else "; keep what you call today"
     )
-    return f"{led}: {result.why_no_win}{use}"
 
 
 def _versus(kind: str, timing: Timing, note: str) -> Table:
