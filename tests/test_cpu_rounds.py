@@ -75,6 +75,7 @@ def test_a_process_of_torchs_that_is_slow_as_long_as_it_lives_is_seen_in_the_int
         )
     print_result(Result(GEMM, rig.target, Progress(best=trial), {"server": trial}, None))
     said = " ".join(capsys.readouterr().out.split())
+    assert "torch widened: on operands converted to fp32" in said
     assert "* the strongest baseline: the least time of those that read B" in said
     assert f"medians over {pairs} pairs of processes" in said and "need not be the quotients of the times" in said
     assert len(ours) == 2 * pairs, "and each has its own of the candidate"

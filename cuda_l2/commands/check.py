@@ -75,6 +75,8 @@ def command(file: Path, task: str = "", /, *, settings: CheckSettings = CheckSet
     """
     if bool(task) == bool(settings.reference) or (settings.kernelbench and settings.reference):
         raise UserError("give what to judge it on: a task, a task and --kernelbench, or --reference and no task")
+    if not file.exists() and Path(task).is_file():
+        raise UserError(f"there is no file {file}: the kernel's file comes first, as in cuda-l2 check {task} {file}")
     foreign = settings.kernelbench or settings.reference
     module = foreign is not None and file.suffix == ".py"
     text = read_source(file, contracted=not module)
@@ -170,9 +172,7 @@ def _audit(text: str, entry: Any, settings: CheckSettings) -> Trial:
 def _judge(text: str, task_for: Callable[[str], Task], settings: CheckSettings) -> Trial:
     """task_for: the task on cpu or cuda."""
     from cuda_l2 import contract
-    from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
-    from cuda_l2.report.live import Stages
 
     target = settings.target
     if target == "auto":  # where it names none the build says what is wrong with it
@@ -180,6 +180,10 @@ def _judge(text: str, task_for: Callable[[str], Task], settings: CheckSettings) 
     if settings.full and chosen(target) == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
     wanted = task_for(chosen(target))
+
+    from cuda_l2.evaluator import evaluate
+    from cuda_l2.report.live import Stages
+
     with Stages(wanted) as stages:
         stages.stage("judging", always=False)
         return evaluate(

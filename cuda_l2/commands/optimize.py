@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import end_interrupted, require_target, tell
+from cuda_l2.machine import chosen
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
 from cuda_l2.settings import Settings
@@ -78,14 +79,14 @@ def command(
     with Stages("cuda-l2", quiet=settings.json) as stages:
         stages.stage("loading PyTorch", always=False)
 
-        from cuda_l2.machine import chosen
+        parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
+
         from cuda_l2.runs import on_ray, workers
         from cuda_l2.runs.judging import require_gpus
 
         asked = settings.workers or ("1" if settings.judges > 1 else "")
         if asked:
             require_gpus(asked, settings.target, "--workers" if settings.workers else "--judges")
-        parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
         from cuda_l2.report.tables import ended, print_result, result_json
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 
 TARGETS = ("auto", "cpu", "cuda")
+NO_DEVICE = "this machine has no NVIDIA driver or device; for one that has, there is pip install 'cuda-l2[cuda]'"
 
 
 def chosen(name: str) -> str:

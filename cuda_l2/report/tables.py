@@ -53,6 +53,11 @@ PROTOCOLS = {
     "finalists": "a short timing, by which a search chooses",
 }
 """What a protocol is, for a reader of its figures."""
+WIDENED = (
+    "torch fp16: torch.matmul on the operands as they are. torch widened: on operands converted to fp32, and C back,"
+    " which is timed too; preallocated: into buffers made beforehand."
+)
+"""What the names of a CPU's baselines mean."""
 OWN_COST = 0.05
 """Share of a kernel's time above which the cost of a call in it is told."""
 SEARCHED = (
@@ -92,6 +97,8 @@ def print_result(result: "Result") -> None:
         f"* the strongest baseline: the least time{laid_out}. Times are medians{over if pairs else ''}. Speedups are"
         " taken round by round, and need not be the quotients of the times."
     )
+    if any(name.startswith("torch widened") for timing in timings for name, _ in timing.speedups):
+        console.print(WIDENED)
     if any(math.isinf(ratio.low) for timing in timings for _, ratio in timing.speedups):
         console.print("A ratio without an interval is of a much slower baseline, which was timed only once or twice.")
     console.print(_reached(result, timings[0]))
