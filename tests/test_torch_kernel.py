@@ -101,7 +101,9 @@ def test_a_result_without_a_report_hands_out_torchs_product(own, target, capsys)
     assert isinstance(result.kernel, TorchKernel) and "other work had the cores" in result.kernel.why_torch
     print_result(result)
     assert "no report, so that no winner is confirmed" in capsys.readouterr().out
-    assert ended(result).startswith(f"{GEMM}: no report") and ended(result).endswith("offline: other work had the cores")
+    assert ended(result).startswith(f"{GEMM}: no report") and ended(result).endswith(
+        "offline: other work had the cores"
+    )
 
 
 def test_the_product_is_called_as_a_kernel_is(product) -> None:

@@ -53,7 +53,7 @@ WRITTEN, WRITTEN_EVERY = 200, 20
 process that begins in a spell refuses it, and a machine that has changed passes within a few processes."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
-UNSEEN = "no other program of this machine took a core: if it is a virtual machine, its host may share or move the cores"
+UNSEEN = "no other program of this machine took a core: if it is a virtual machine, its host may share or move them"
 
 
 class Busy(Exception):

@@ -264,18 +264,12 @@ def print_trial(trial: Trial) -> None:
         console.print(f"         passed: {', '.join(verdict.passed) or 'nothing'}")
         for note in verdict.notes:
             console.print(f"         {note}")
-        bound = verdict.baseline_deviation
         if not math.isnan(verdict.rms_error):
             allowed = verdict.max_allowed
             limit = "" if math.isnan(allowed) else f" ({allowed:.3g} is allowed, by the libraries' own errors)"
             console.print(
                 f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g}{limit}"
             )
-            if not math.isnan(bound):
-                console.print(
-                    f"         libraries differ from one another by up to {bound:.3g}: the paper's bound, which does"
-                    " not count here"
-                )
     if timing and timing.candidate and timing.speedup:
         rounds = counted(timing.candidate.rounds, "round")
         console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {rounds}")
