@@ -7,7 +7,8 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cuda_l2.machine import NO_DEVICE, chosen, gpu_present
+from cuda_l2.machine import chosen
+from cuda_l2.machine.gpus import NO_DEVICE, gpu_present
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
 

@@ -8,8 +8,8 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
-from cuda_l2.machine import NO_DEVICE, gpu_present
 from cuda_l2.machine._base import Target
+from cuda_l2.machine.gpus import NO_DEVICE, gpu_present
 from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
 
