@@ -172,7 +172,9 @@ def _audit(text: str, entry: Any, settings: CheckSettings) -> Trial:
 def _judge(text: str, task_for: Callable[[str], Task], settings: CheckSettings) -> Trial:
     """task_for: the task on cpu or cuda."""
     from cuda_l2 import contract
+    from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
+    from cuda_l2.report.live import Stages
 
     target = settings.target
     if target == "auto":  # where it names none the build says what is wrong with it
@@ -180,10 +182,6 @@ def _judge(text: str, task_for: Callable[[str], Task], settings: CheckSettings) 
     if settings.full and chosen(target) == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
     wanted = task_for(chosen(target))
-
-    from cuda_l2.evaluator import evaluate
-    from cuda_l2.report.live import Stages
-
     with Stages(wanted) as stages:
         stages.stage("judging", always=False)
         return evaluate(
