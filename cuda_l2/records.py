@@ -123,8 +123,12 @@ class Element:
     found: float
     matrix: str = "C"
 
+    @property
+    def place(self) -> str:
+        return f"{self.matrix}[{self.row}, {self.column}]"
+
     def __str__(self) -> str:
-        return f"{self.matrix}[{self.row}, {self.column}] is {self.found:g}, expected {self.expected:g}"
+        return f"{self.place} is {self.found:g}, expected {self.expected:g}"
 
 
 @dataclass(frozen=True, slots=True)

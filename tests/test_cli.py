@@ -60,6 +60,7 @@ COMMANDS = (
         (["select", "--grid", "nowhere.txt"], "nowhere.txt"),
         (["check", "missing.c", "64x64x64"], "missing.c"),
         (["check", ".", "64x64x64"], "cannot read"),
+        (["check", "64x64x64", str(CHEATS / "honest.c")], "the kernel's file comes first"),
         (["record", "--out", "world.parquet"], "tasks are missing"),
         (["record", "64x64x64", "--out", "world.parquet", "--schedules", "0"], "at least 1"),
         (["record", "64x64x64", "--out", "world.parquet", "--part", "3/2"], "no part"),

@@ -74,7 +74,10 @@ def test_a_process_of_torchs_that_is_slow_as_long_as_it_lives_is_seen_in_the_int
             "both protocols have the same ones of torch's"
         )
     print_result(Result(GEMM, rig.target, Progress(best=trial), {"server": trial}, None))
-    assert f"medians over {pairs} pairs of processes" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "torch widened: on operands converted to fp32" in said
+    assert "* the strongest baseline: the least time of those that read B" in said
+    assert f"medians over {pairs} pairs of processes" in said and "need not be the quotients of the times" in said
     assert len(ours) == 2 * pairs, "and each has its own of the candidate"
     left = [each for each in theirs if each._process.poll() is None]
     assert left == [rig.baselines], "the others end with the report"
@@ -245,6 +248,21 @@ def test_the_interval_over_pairs_covers_what_the_one_over_rounds_does_not() -> N
     for number in range(6, 30, 6):
         samples.withdraw(number)
     assert samples.ratio("torch", "ours").low == -np.inf, "five pairs leave no 95 % interval"
+
+
+def test_a_time_its_rank_and_the_ratio_of_one_sample_are_over_the_same_pairs() -> None:
+    """Three of six pairs have many slow rounds, the others few fast ones: over all rounds alike the rank is another."""
+    found = Pairs(6)
+    for number in range(1, 37):
+        slow = number % 6 < 3
+        if slow or number <= 12:
+            found.samples.add("ours", number, 2.0 if slow else 1.0)
+            found.samples.add("torch", number, 1.0 if slow else 4.0)
+            found.samples.add("other", number, 1.2)
+    found.samples.add("crawling", 0, 90.0)
+    found.references = ["torch", "other"]
+    assert found.samples.interval("torch").estimate == 2.5 and found.reference() == "other"
+    assert found.samples.ratio("crawling", "ours").estimate == 90.0 / found.samples.interval("ours").estimate == 60.0
 
 
 class Told:

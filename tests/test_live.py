@@ -49,6 +49,20 @@ def test_a_line_ticks_while_a_step_runs_and_says_for_how_long_it_may(clock: Cloc
     ]
 
 
+def test_a_limit_beyond_the_runs_is_not_shown_and_a_passed_one_is_said(clock: Clock, capsys) -> None:
+    stages = Stages("512x512x512", most_s=15.0, clock=clock)
+    stages.stage("preparing")
+    with step("loading PyTorch for the baselines", 120.0):
+        for _ in range(3):
+            clock.sleep(6.0)
+            stages.tick()
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "512x512x512: 6 s of at most 15 s, preparing: loading PyTorch for the baselines, 6 s",
+        "512x512x512: 12 s of at most 15 s, preparing: loading PyTorch for the baselines, 12 s",
+        "512x512x512: 18 s, longer than the planned 15 s, preparing: loading PyTorch for the baselines, 18 s",
+    ]
+
+
 def test_a_terminal_is_written_every_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "TICK_S", 1e9)  # the test ticks itself
     monkeypatch.setattr("rich.console.Console.is_terminal", True)

@@ -21,6 +21,7 @@ from test_search import Listed
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure import cpu_rounds, quiet
+from cuda_l2.measure.other_work import NOTICED_CORES
 from cuda_l2.measure.protocols import SEARCH, SERVER
 from cuda_l2.measure.quiet import CANARIES, Busy, Quiet
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
@@ -55,7 +56,7 @@ def test_a_quiet_round_is_not_disturbed(machine: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"stolen_s": 1.0}, "the host gave the cores to other guests"),
+        ({"stolen_s": 1.0}, "the host of this virtual machine gave its cores to others"),
         ({"periods": 1}, "a control group's quota stopped"),
     ],
 )
@@ -205,6 +206,18 @@ def test_who_took_the_cores_is_named(machine: Any, monkeypatch: pytest.MonkeyPat
     looks = iter([{1: 3.0}, {1: 3.1}])
     with pytest.raises(Busy, match=r"^no patience$"):  # a tick of the kernel's clock in no time would be many cores
         Quiet(ticking(), 0.0).wait("no patience")
+
+
+def test_a_host_is_suspected_where_no_program_of_this_machine_was_seen(machine: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(process_tree, "seconds_of_others", dict)
+    why, unseen = "two cores took 4.6 times as long as before to exchange data", re.escape(quiet.UNSEEN)
+    for seen in (0.1, 1.0):
+        machine.others, watch = 0.1, Quiet(ticking(), 1.0)
+        watch.wait(why)
+        machine.others = seen
+        with pytest.raises(Busy, match=rf"^{why}; {unseen}$" if seen < NOTICED_CORES else rf"^{why}$"):
+            for _ in range(9):
+                watch.wait(why)
 
 
 def test_the_time_that_threads_wait_for_a_core_is_read_of_a_whole_tree() -> None:

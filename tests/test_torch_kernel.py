@@ -19,7 +19,7 @@ from cuda_l2.library.saved import TorchsOwn, torchs_best, why_no_win
 from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Interval
-from cuda_l2.report.tables import print_result, result_json
+from cuda_l2.report.tables import ended, print_result, result_json
 from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
 
@@ -100,7 +100,10 @@ def test_a_result_without_a_report_hands_out_torchs_product(own, target, capsys)
     result = Result(GEMM, target, progress, {}, None, "offline: other work had the cores")
     assert isinstance(result.kernel, TorchKernel) and "other work had the cores" in result.kernel.why_torch
     print_result(result)
-    assert "no winner is confirmed" in capsys.readouterr().out
+    assert "no report, so that no winner is confirmed" in capsys.readouterr().out
+    assert ended(result).startswith(f"{GEMM}: no report") and ended(result).endswith(
+        "offline: other work had the cores"
+    )
 
 
 def test_the_product_is_called_as_a_kernel_is(product) -> None:

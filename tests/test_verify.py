@@ -149,6 +149,27 @@ def test_a_wrong_product_is_rejected(multiply) -> None:
         run_all(Gemm(24, 20, 256), multiply)
 
 
+@pytest.mark.parametrize("name", ["first launch", "exact match"])
+@pytest.mark.parametrize(
+    ("shape", "other", "read"),
+    [
+        ("40x36x64", "40x36x64:tn, where B is column-major", lambda b: b.reshape(36, 64).t()),
+        ("40x36x64:tn", "40x36x64, where B is row-major", lambda b: b.t().reshape(64, 36)),
+    ],
+)
+def test_a_kernel_that_reads_b_in_the_other_layout_gets_a_hint(name, shape, other, read) -> None:
+    (check,) = (each for each in all_checks() if each.name == name)
+    for multiply, hint in (
+        (lambda a, b: in_fp64(a, read(b)), f"; it is right for {other}"),
+        (lambda a, b: in_fp64(a, b) + 9, ""),
+    ):
+        with pytest.raises(CheckFailed) as failed:
+            check.run(InProcess(ProductCases(Gemm.parse(shape), 1, CpuReferences()), multiply))
+        said, element = failed.value.reason, failed.value.element
+        assert said.endswith(hint) and ("it is right for" in said) is bool(hint)
+        assert element is not None and f"{element.place} is {element.found:g}" in said
+
+
 @pytest.mark.parametrize("dtype", ["", ":bf16"])
 def test_subnormal_numbers_count_beside_large_ones(dtype) -> None:
     cases = ProductCases(Gemm.parse(f"24x20x256{dtype}"), 1, CpuReferences())

@@ -5,6 +5,11 @@ import sys
 
 import pytest
 
+from cuda_l2.commands import _options
+from cuda_l2.commands._options import require_cuda_packages
+from cuda_l2.machine.cuda import target
+from cuda_l2.system.errors import UserError
+
 BLOCKED = "import sys; sys.modules['torch'] = None; "
 
 
@@ -28,6 +33,23 @@ def test_a_command_that_needs_torch_says_how_to_get_it_in_one_line(arguments: tu
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and not done.stdout
     assert "pip install torch --index-url" in line and "'cuda-l2[cuda]'" in line
+
+
+def test_a_mistyped_shape_is_said_before_torch_is_loaded() -> None:
+    assert "cannot read the shape '64x64x'" in command("optimize", "64x64x").stderr
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_without_a_device_no_gigabytes_are_advised(present: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (target, _options):
+        monkeypatch.setattr(module, "gpu_present", lambda: present)
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    with pytest.raises(UserError) as refused:
+        require_cuda_packages()
+    for said in (target.missing(), str(refused.value)):
+        assert ("this machine has no NVIDIA driver or device" in said) is not present
+        assert ("is not installed: pip install 'cuda-l2[cuda]'" in said) is present
 
 
 def test_the_package_imports_and_its_calls_say_how_to_get_torch() -> None:

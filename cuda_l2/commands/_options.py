@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cuda_l2.machine import chosen
+from cuda_l2.machine.gpus import NO_DEVICE, gpu_present
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
 
@@ -34,9 +35,8 @@ def require_cuda_packages() -> None:
     try:
         importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise UserError(
-            f"this needs an NVIDIA GPU; {error.name} is not installed: pip install 'cuda-l2[cuda]'"
-        ) from None
+        lacks = f"{error.name} is not installed: pip install 'cuda-l2[cuda]'" if gpu_present() else NO_DEVICE
+        raise UserError(f"this needs an NVIDIA GPU; {lacks}") from None
 
 
 def read_source(file: Path, contracted: bool = True) -> str:

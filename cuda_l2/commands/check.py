@@ -75,6 +75,8 @@ def command(file: Path, task: str = "", /, *, settings: CheckSettings = CheckSet
     """
     if bool(task) == bool(settings.reference) or (settings.kernelbench and settings.reference):
         raise UserError("give what to judge it on: a task, a task and --kernelbench, or --reference and no task")
+    if not file.exists() and Path(task).is_file():
+        raise UserError(f"there is no file {file}: the kernel's file comes first, as in cuda-l2 check {task} {file}")
     foreign = settings.kernelbench or settings.reference
     module = foreign is not None and file.suffix == ".py"
     text = read_source(file, contracted=not module)

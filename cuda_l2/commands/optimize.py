@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import end_interrupted, require_target, tell
+from cuda_l2.machine import chosen
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
 from cuda_l2.settings import Settings
@@ -78,23 +79,23 @@ def command(
     with Stages("cuda-l2", quiet=settings.json) as stages:
         stages.stage("loading PyTorch", always=False)
 
-        from cuda_l2.machine import chosen
+        parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
+
         from cuda_l2.runs import on_ray, workers
         from cuda_l2.runs.judging import require_gpus
 
         asked = settings.workers or ("1" if settings.judges > 1 else "")
         if asked:
             require_gpus(asked, settings.target, "--workers" if settings.workers else "--judges")
-        parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
-        from cuda_l2.report.tables import print_result, result_json
+        from cuda_l2.report.tables import ended, print_result, result_json
 
         stages.stage("preparing", always=False)
         if settings.workers and len(parsed) > 1 and not on_ray.is_ray(settings.workers):
             results = _searched_apart(settings, parsed, workers.gpus(settings.workers, settings.target))
         else:
             results = _searched(_optimizer(settings, parsed), parsed, asked, began)
-    found = True
+    found, endings = True, []
     with contextlib.closing(results):
         for result in results:
             if settings.json:
@@ -104,8 +105,9 @@ def command(
             if result.search.interrupted:
                 sys.exit(130)
             found = found and result.best is not None
+            endings.append(ended(result))
     if settings.page:
-        _write_page(settings.page, place_of(_archive(settings)), parsed)
+        _write_page(settings.page, place_of(_archive(settings)), parsed, endings)
     if not found:
         sys.exit(1)
 
@@ -219,8 +221,10 @@ class Searching:
             yield optimize
 
 
-def _write_page(page: Path, archive: Place, searched: list[Task]) -> None:
-    """A line says where it is, or why there is none: a search that ended well does not fail for it."""
+def _write_page(page: Path, archive: Place, searched: list[Task], endings: Sequence[str]) -> None:
+    """endings: how each search ended.
+
+    A line says where it is, or why there is none: a search that ended well does not fail for it."""
     from cuda_l2.report.page.reading import of_tasks
     from cuda_l2.report.page.whole import html
 
@@ -228,7 +232,7 @@ def _write_page(page: Path, archive: Place, searched: list[Task]) -> None:
         found = of_tasks(archive, searched)
         if found.empty:
             raise UserError("nothing of what was searched has been timed")
-        text = html(found, shlex.join([*COMMAND, *map(str, searched), "--page", page.name]))
+        text = html(found, shlex.join([*COMMAND, *map(str, searched), "--page", page.name]), endings)
         _require_replaceable(page)
         write_text(page, text, "choose another file with --page")
         tell(f"the search as a page: {page}")

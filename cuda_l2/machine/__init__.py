@@ -1,8 +1,8 @@
 """What a machine is, and which of this computer's a target's name means."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cuda_l2.machine.gpus import gpu_present as gpu_present
 from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,8 +31,3 @@ def detect(name: str = "auto") -> "Target":
     from cuda_l2.machine.cpu import target as cpu  # noqa: PLC0415 - importing the package stays light
 
     return cpu.detect()
-
-
-def gpu_present() -> bool:
-    """Whether there is an NVIDIA GPU at all; whether it can be used is `machine.cuda.target.missing`'s to say."""
-    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()

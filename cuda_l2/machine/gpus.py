@@ -1,8 +1,16 @@
 """Which NVIDIA GPUs a process sees and what they are, found without torch, which takes seconds to load."""
 
 import os
+from pathlib import Path
 
 from cuda_l2.system.errors import UserError
+
+NO_DEVICE = "this machine has no NVIDIA driver or device; for one that has, there is pip install 'cuda-l2[cuda]'"
+
+
+def gpu_present() -> bool:
+    """Whether there is an NVIDIA GPU at all; whether it can be used is `machine.cuda.target.missing`'s to say."""
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
 
 
 def count() -> int:

@@ -53,6 +53,7 @@ WRITTEN, WRITTEN_EVERY = 200, 20
 process that begins in a spell refuses it, and a machine that has changed passes within a few processes."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
+UNSEEN = "no other program of this machine took a core: if it is a virtual machine, its host may share or move them"
 
 
 class Busy(Exception):
@@ -67,6 +68,8 @@ class Quiet:
         self._patient_until = math.inf
         self.waited_s = 0.0
         """Seconds in which it waited for other programs, in total."""
+        self._met: list[float] = []
+        """Cores that other work kept busy in each look of a wait."""
         self._canaries_s: list[float] = []
         self._exchanges = 0
         self._why = ""
@@ -90,7 +93,7 @@ class Quiet:
         seconds = self._clock.now() - self._began
         cores = len(os.sched_getaffinity(0))
         if stolen_s() - self._stolen > STOLEN_SHARE * seconds * cores:
-            self._why = self._why or "the host gave the cores to other guests"
+            self._why = self._why or "the host of this virtual machine gave its cores to others"
         if _throttled() != self._throttled:
             self._why = self._why or "a control group's quota stopped this program"
         self._canary()
@@ -108,13 +111,15 @@ class Quiet:
     def _wait(self, why: str) -> None:
         now, watched = self._clock.now(), Others(self._clock)
         self._patient_until = min(self._patient_until, now + self._patience_s)
-        with step("waiting until other programs leave the cores alone", max(0.0, self._patient_until - now)):
+        with step(f"waiting until the cores are quiet ({why})", max(0.0, self._patient_until - now)):
             while True:
                 if self._clock.now() >= self._patient_until:
-                    raise Busy("; ".join(filter(None, (why, watched.busiest()))))
+                    alone = self._met and max(self._met) < NOTICED_CORES
+                    raise Busy("; ".join(filter(None, (why, watched.busiest() or (UNSEEN if alone else "")))))
                 others = OtherWork(self._clock)
                 self._clock.sleep(PAUSE_S)
                 found = others.found()
+                self._met += [found.cores] if found else []
                 if found is None or found.cores < NOTICED_CORES:
                     return
 

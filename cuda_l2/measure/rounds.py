@@ -253,7 +253,7 @@ class Rounds(ABC):
         return once
 
     def reference(self) -> str:
-        """The strongest baseline so far."""
+        """The strongest baseline so far: the one whose time, as `timing` gives it, is the least."""
         return min(self.references, key=self.samples.median)
 
     def ratio(self, baseline: str, subject: str = "") -> Interval:

@@ -38,11 +38,12 @@ class Samples(Generic[A]):
         return list(self._by_round[arm].values())
 
     def median(self, arm: A) -> float:
-        return statistics.median(self._by_round[arm].values())
+        """The estimate of `interval`."""
+        return statistics.median(self._of_sets(self._by_round[arm]))
 
     def interval(self, arm: A) -> Interval:
-        """The median of an arm's samples."""
-        return self._over_processes(self._by_round[arm])
+        """The median of an arm's samples, or of the medians of the sets of processes where there are several."""
+        return median_interval(self._of_sets(self._by_round[arm]))
 
     def withdraw(self, number: int) -> None:
         """Take back a round's samples."""
@@ -62,14 +63,14 @@ class Samples(Generic[A]):
         paired = {number: value / own[number] for number, value in self._by_round[theirs].items() if number in own}
         if not paired:  # one was sampled once
             return Interval(self.median(theirs) / self.median(ours), -math.inf, math.inf)
-        return mean_interval(list(paired.values())) if mean else self._over_processes(paired)
+        return mean_interval(list(paired.values())) if mean else median_interval(self._of_sets(paired))
 
-    def _over_processes(self, by_round: Mapping[int, float]) -> Interval:
-        """The median over rounds, or over the medians of the sets of processes where there are several."""
+    def _of_sets(self, by_round: Mapping[int, float]) -> list[float]:
+        """A value for each round, or the median of each set of processes where there are several."""
         sets: dict[int, list[float]] = defaultdict(list)
         for number, value in by_round.items():
             sets[number % self._processes if self._processes > 1 else number].append(value)
-        return median_interval([statistics.median(values) for values in sets.values()])
+        return [statistics.median(values) for values in sets.values()]
 
 
 class Sampler(Generic[A]):

@@ -85,7 +85,7 @@ class Line(Closing):
         """brief: where lines follow one another, only the first, which says what runs."""
         now, running = self._now(), steps.current()
         head, *rest = self.text().split("\n")
-        head = f"{head}: {running.at(now)}" if running else head
+        head = f"{head}: {running.at(now, self.left_s())}" if running else head
         if self._running:
             self._running.write(head, self._item, self.left_s())
         if self._live.is_started:
@@ -131,8 +131,11 @@ class Stages(Line):
         return self._most_s - (self._now() - self._started) if math.isfinite(self._most_s) else None
 
     def text(self) -> str:
-        most = f" of at most {self._most_s:.0f} s" if math.isfinite(self._most_s) else ""
-        return f"{self._item}: {self._now() - self._started:.0f} s{most}, {self._stage}"
+        took_s, most = self._now() - self._started, ""
+        if math.isfinite(self._most_s):
+            most = ", longer than the planned" if round(took_s) > round(self._most_s) else " of at most"
+            most += f" {self._most_s:.0f} s"
+        return f"{self._item}: {took_s:.0f} s{most}, {self._stage}"
 
 
 class LiveProgress(Stages):

@@ -53,6 +53,11 @@ PROTOCOLS = {
     "finalists": "a short timing, by which a search chooses",
 }
 """What a protocol is, for a reader of its figures."""
+WIDENED = (
+    "torch fp16: torch.matmul on the operands as they are. torch widened: on operands converted to fp32, and C back,"
+    " which is timed too; preallocated: into buffers made beforehand."
+)
+"""What the names of a CPU's baselines mean."""
 OWN_COST = 0.05
 """Share of a kernel's time above which the cost of a call in it is told."""
 SEARCHED = (
@@ -73,17 +78,8 @@ def print_result(result: "Result") -> None:
     """The winner against each baseline, what was rejected and left out, where the source lies."""
     console = open_console()
     best, search = result.best, result.search
-    if best is None and search.untimed:
-        console.print(
-            f"{result.task}: the kernel {search.untimed.candidate.id} is correct and could not be timed:"
-            f" {search.untimed.reason}; run again when the machine is quiet. Its source, which was compared with"
-            f" nothing: {result.source_path}"
-        )
-        return
     if best is None:
-        said = f"; policy: {search.summary}" if search.summary else ""
-        candidates = counted(search.proposed, "candidate")
-        console.print(f"{result.task}: no correct kernel among {candidates}; rejected: {rejected(search)}{said}")
+        console.print(ended(result))
         return
     reports = result.reports or {best.protocol: best}
     timings = [trial.timing for trial in reports.values() if trial.timing]
@@ -93,11 +89,16 @@ def print_result(result: "Result") -> None:
     for timing in timings:
         console.print(_versus(kind, timing, "" if result.reports else ", not confirmed"))
     if result.why_no_win:
-        console.print(_no_win(result))
-    laid_out = " that reads B as the shape lays it out" if result.task.product else ""
+        console.print(_no_win(result) + _instead(result))
+    laid_out = " of those that read B as the shape lays it out" if result.task.product else ""
     pairs = timings[0].conditions.pairs
     over = f" over {pairs} pairs of processes, torch's and ours; intervals are from the least to the largest pair"
-    console.print(f"* the strongest baseline{laid_out}. Times are medians{over if pairs else ''}.")
+    console.print(
+        f"* the strongest baseline: the least time{laid_out}. Times are medians{over if pairs else ''}. Speedups are"
+        " taken round by round, and need not be the quotients of the times."
+    )
+    if any(name.startswith("torch widened") for timing in timings for name, _ in timing.speedups):
+        console.print(WIDENED)
     if any(math.isinf(ratio.low) for timing in timings for _, ratio in timing.speedups):
         console.print("A ratio without an interval is of a much slower baseline, which was timed only once or twice.")
     console.print(_reached(result, timings[0]))
@@ -126,16 +127,37 @@ def print_result(result: "Result") -> None:
     console.print(f"source: {result.source_path}")
 
 
+def ended(result: "Result") -> str:
+    """How a search ended, in a line."""
+    best, search = result.best, result.search
+    if best is None and search.untimed:
+        return (
+            f"{result.task}: the kernel {search.untimed.candidate.id} is correct and could not be timed:"
+            f" {search.untimed.reason}; run again when the machine is quiet. Its source, which was compared with"
+            f" nothing: {result.source_path}"
+        )
+    if best is None:
+        said = f"; policy: {search.summary}" if search.summary else ""
+        candidates = counted(search.proposed, "candidate")
+        return f"{result.task}: no correct kernel among {candidates}; rejected: {rejected(search)}{said}"
+    left = f"; not reported, {result.not_reported}" if result.reports and result.not_reported else ""
+    return f"{result.task}: {_no_win(result) or 'the best kernel is faster than every baseline'}{left}"
+
+
 def _no_win(result: "Result") -> str:
-    """That nothing is faster than the baselines, and what to call then."""
-    led = "no kernel wins" if result.reports else "no winner is confirmed"
-    use = (
+    """That nothing is faster than the baselines; empty where a kernel is."""
+    led = "no kernel wins" if result.reports else "no report, so that no winner is confirmed"
+    return f"{led}: {result.why_no_win}" if result.why_no_win else ""
+
+
+def _instead(result: "Result") -> str:
+    """What to call where nothing wins."""
+    if not result.handed_out:
+        return "; keep what you call today"
+    return (
         f"\nresult.kernel, result.save and cuda_l2.load give torch's own product ({result.handed_out}) until a search"
         " finds a winner"
-        if result.handed_out
-        else "; keep what you call today"
     )
-    return f"{led}: {result.why_no_win}{use}"
 
 
 def _versus(kind: str, timing: Timing, note: str) -> Table:
@@ -242,18 +264,12 @@ def print_trial(trial: Trial) -> None:
         console.print(f"         passed: {', '.join(verdict.passed) or 'nothing'}")
         for note in verdict.notes:
             console.print(f"         {note}")
-        bound = verdict.baseline_deviation
         if not math.isnan(verdict.rms_error):
             allowed = verdict.max_allowed
             limit = "" if math.isnan(allowed) else f" ({allowed:.3g} is allowed, by the libraries' own errors)"
             console.print(
                 f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g}{limit}"
             )
-            if not math.isnan(bound):
-                console.print(
-                    f"         libraries differ from one another by up to {bound:.3g}: the paper's bound, which does"
-                    " not count here"
-                )
     if timing and timing.candidate and timing.speedup:
         rounds = counted(timing.candidate.rounds, "round")
         console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {rounds}")

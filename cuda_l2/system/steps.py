@@ -15,9 +15,13 @@ class Step:
     began: float
     limit_s: float = math.inf
 
-    def at(self, now: float) -> str:
-        """As in: compiling torch.compile's baseline, 12 s of at most 600 s."""
-        limit = f" of at most {self.limit_s:.0f} s" if math.isfinite(self.limit_s) else ""
+    def at(self, now: float, left_s: float | None = None) -> str:
+        """As in: compiling torch.compile's baseline, 12 s of at most 600 s.
+
+        left_s: time left for the run, where that is known; a limit beyond it is not shown.
+        """
+        shown = self.limit_s < math.inf and (left_s is None or self.began + self.limit_s <= now + left_s)
+        limit = f" of at most {self.limit_s:.0f} s" if shown else ""
         return f"{self.name}, {max(0.0, now - self.began):.0f} s{limit}"
 
 

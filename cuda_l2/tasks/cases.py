@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from cuda_l2.records import Operation, Task
+from cuda_l2.records import Element, Operation, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
@@ -75,6 +75,14 @@ class Case:
             violation = limit.violation(found[output.name])
             if violation:
                 return f"{output.name} {violation}"
+        return ""
+
+    def first_wrong(self, found: Mapping[str, torch.Tensor]) -> Element | None:
+        """The element that `violation` names; None where it names none, or the task is no matrix product."""
+        return None
+
+    def hint(self, found: Mapping[str, torch.Tensor]) -> str:
+        """What outputs that are wrong are right for, to end a sentence with; empty where nothing is known."""
         return ""
 
     def imprecise(self, found: Mapping[str, torch.Tensor]) -> bool:

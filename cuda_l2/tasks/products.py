@@ -7,12 +7,13 @@ which some rows of C are computed in fp32.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from cuda_l2.machine.tensors import laid_out
-from cuda_l2.records import Accumulate, Gemm, Task
+from cuda_l2.records import Accumulate, Element, Gemm, Layout, Task
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks.cases import IMPRECISE, SPECIAL, Case, Cases
 from cuda_l2.tasks.values import Distribution
@@ -26,6 +27,8 @@ NATIVE_FLOPS = 1 << 26
 """
 CPU_FLOPS = 1 << 29
 """Products up to here are computed on the CPU, also for operands on a GPU."""
+HINT_COLUMNS = 64
+"""Columns of `SPOT_ROWS` rows that tell whether B was read in the other layout."""
 SPOT_ROWS = 4
 """Rows of a larger product that are computed there too."""
 ORDER_SHARE = 2.0**-20
@@ -69,11 +72,33 @@ class ProductCase(Case):
             return ""
         ours, exact = self._compared(found)
         at = tuple(int(i) for i in wrong.nonzero()[0])
-        place = "" if self.alters else f" C[{int(self.expected['rows'][at[0]])}, {at[1]}] is"
+        element = self.first_wrong(found)
+        place = f" {element.place} is" if element else ""
         return (
             f"c is wrong in {int(wrong.sum())} of {wrong.numel()} elements looked at, for instance{place}"
             f" {ours[at].item():g}, exact {exact[at].item():g}"
         )
+
+    def first_wrong(self, found: Mapping[str, torch.Tensor]) -> Element | None:
+        wrong = self.wrong(found)
+        if self.alters or not wrong.any():
+            return None
+        ours, exact = self._compared(found)
+        row, column = (int(i) for i in wrong.nonzero()[0])
+        return Element(int(self.expected["rows"][row]), column, float(exact[row, column]), float(ours[row, column]))
+
+    def hint(self, found: Mapping[str, torch.Tensor]) -> str:
+        (k, n), column_major = self.b.shape, self.task.layout is Layout.TN
+        misread = self.b.t().reshape(k, n) if column_major else self.b.reshape(n, k).t()
+        rows, columns = slice(SPOT_ROWS), slice(HINT_COLUMNS)
+        right, other = (self.a[rows].float() @ b[:, columns].float() for b in (self.b, misread))
+        near = partial(
+            torch.allclose, found["c"][rows, columns].float(), rtol=ALLOWED_SHARE, atol=ALLOWED_NOISE * k**0.5
+        )
+        if near(right) or not near(other):
+            return ""
+        task = replace(self.task, layout=Layout.NN if column_major else Layout.TN)
+        return f"; it is right for {task}, where B is {'row' if column_major else 'column'}-major"
 
     def imprecise(self, found: Mapping[str, torch.Tensor]) -> bool:
         ours, exact = self._compared(found)

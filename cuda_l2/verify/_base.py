@@ -382,7 +382,7 @@ def require_expected(
         return wrong(found["c"], turn.case.expected["c"])
 
     def require(turn: Turn[ProductCase], found: Outputs) -> None:
-        text = reason.replace("{what}", turn.what)
+        text = reason.replace("{what}", turn.what) + turn.case.hint(found)
         require_none(marks(turn, found), found["c"].float(), turn.case.expected["c"], status, text)
 
     require_each(session, turns, marks, require)
@@ -403,7 +403,7 @@ def require_right(case: Case, found: Outputs, where: str) -> None:
     violation = case.violation(found)
     if violation:
         status = VerdictStatus.IMPRECISE if case.imprecise(found) else VerdictStatus.INCORRECT
-        raise CheckFailed(status, f"{violation} ({where})")
+        raise CheckFailed(status, f"{violation} ({where}){case.hint(found)}", case.first_wrong(found))
 
 
 def differs(found: Outputs, right: Outputs) -> torch.Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_l2.machine._base import Target
+from cuda_l2.machine.gpus import NO_DEVICE, gpu_present
 from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
 
@@ -120,7 +121,7 @@ def missing() -> str:
         import torch  # noqa: PLC0415 - takes a second; only where a GPU is asked for
         from cuda.bindings import driver  # noqa: PLC0415
     except ImportError as error:
-        return f"{error.name} is not installed: pip install 'cuda-l2[cuda]'"
+        return NO_DEVICE if not gpu_present() else f"{error.name} is not installed: pip install 'cuda-l2[cuda]'"
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:

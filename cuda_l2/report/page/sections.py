@@ -120,7 +120,9 @@ def _one_shape(study: Study, key: str) -> Part:
 
 
 def _interval(of: Interval) -> Cell:
-    return Cell(of.text(".4g"), of.estimate)
+    """Four digits, without a power of ten."""
+    rounded = Interval(*(float(f"{value:.4g}") for value in (of.estimate, of.low, of.high)))
+    return Cell(rounded.text(",.15g"), of.estimate)
 
 
 def _table_1(study: Study, key: str, mode: str, cases: list[Case], found: list[tuple[str, str, Ratios]]) -> Part:

@@ -33,8 +33,11 @@ SMOOTHED = 8
 """Groups of a training run whose mean is one point of its curve."""
 
 
-def html(found: Found, command: str) -> str:
-    """The page of all that was read. command: what the user called. UserError where a package is missing."""
+def html(found: Found, command: str, endings: Sequence[str] = ()) -> str:
+    """The page of all that was read. UserError where a package is missing.
+
+    command: what the user called. endings: how each search ended, of a page of these searches alone.
+    """
     compared = studies(found.cases)
     parts = [
         *(section for at, study in enumerate(compared) for section in sections.of(study, at)),
@@ -47,7 +50,7 @@ def html(found: Found, command: str) -> str:
     ]
     missing = [part for section in parts if section.empty for part in section.parts]
     parts = [section for section in parts if not section.empty]
-    parts += [Section("missing", "Not among these results", missing)] if missing else []
+    parts += [Section("missing", "Not among these results", missing)] if missing and not endings else []
     script = (HERE / "page.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text: str = template("page.html").render(
@@ -58,18 +61,22 @@ def html(found: Found, command: str) -> str:
         data=_in_script(_data(found)),
         command=command,
         version=__version__,
-        short=[said for study in compared if (said := sections.in_short(study))],
+        short=[*endings, *(said for study in compared if (said := sections.in_short(study)))],
         notes=found.notes,
         devices=list(dict.fromkeys(origin.device for origin in found.origins)),
         bounds=_legend(),
-        rows=counted(
-            len(found.cases)
-            + sum(len(each.rows) for each in (*found.models, *found.products))
-            + sum(len(each.curves) * len(each.counts) for each in found.contests),
-            "row",
-        ),
+        rows=" and ".join(_counts(found)),
     )
     return text
+
+
+def _counts(found: Found) -> list[str]:
+    """What a page is made from, as in 12 rows; of archives also the trials of their searches."""
+    rows = len(found.cases) + sum(len(each.rows) for each in (*found.models, *found.products))
+    rows += sum(len(each.curves) * len(each.counts) for each in found.contests)
+    trials = sum(len(each.rewards) for each in found.searches)
+    counts = (counted(rows, "row") if rows or not trials else "", counted(trials, "trial") if trials else "")
+    return [each for each in counts if each]
 
 
 def _legend() -> list[tuple[int, str]]:
