@@ -13,12 +13,14 @@ from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
 from cuda_l2.library import saved
 from cuda_l2.library.deploy import calls, winners
+from cuda_l2.library.deploy.accelerate import accelerate
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.library.product import Product
 from cuda_l2.system import paths
 
 OVERHEAD_US = 3.0
 GAIN_US = OVERHEAD_US + winners.OWN_US
+BIAS_US = 7.0
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,7 @@ def reported(kernel, target, tmp_path, monkeypatch) -> Iterator[Callable[..., No
     """reported(torch_us): an archive whose report says that the kernel takes 100 us, and torch so many."""
     monkeypatch.setenv("CUDA_L2_HOME", str(tmp_path))
     monkeypatch.setattr(Product, "call_overhead_us", OVERHEAD_US)
+    monkeypatch.setattr(winners, "bias_us", lambda gemm: BIAS_US)
     forget()
 
     def report(torch_us: float, machine: str = target.machine) -> None:
@@ -90,6 +93,56 @@ def test_a_winner_that_gains_less_than_a_call_costs_does_not_serve(reported, tor
     before = by_torch()
     calls.matmul(*operands())
     assert by_torch() - before == (not serves)
+
+
+@pytest.mark.parametrize(("gain_us", "serves"), [(GAIN_US + BIAS_US + 1, True), (GAIN_US + BIAS_US - 1, False)])
+def test_a_bias_is_added_to_a_winners_rounded_product_where_that_still_gains(reported, kernel, gain_us, serves) -> None:
+    reported(100 + gain_us)
+    (a, b), bias = operands(), torch.randn(50).half()
+    ours, torchs = kernel(a, b) + bias, torch.nn.functional.linear(a, b.t(), bias)
+    assert not torch.equal(ours, torchs)
+    expected = ours if serves else torchs
+    layer = torch.nn.Linear(90, 50).half()
+    with torch.no_grad():
+        layer.weight.copy_(b.t())
+        layer.bias.copy_(bias)
+    assert torch.equal(accelerate(layer)(a), expected) and torch.equal(calls.matmul(a, b, bias=bias), expected)
+    assert torch.equal(calls.linear(a.view(7, 10, 90), b.t(), bias), expected.view(7, 10, 50))
+    assert torch.equal(calls.matmul(a, b), kernel(a, b))
+    out = torch.empty(70, 50).half()
+    assert calls.matmul(a, b, bias=bias, out=out) is out
+    assert torch.equal(out, ours if serves else (a @ b).add_(bias))
+
+
+def test_another_bias_is_torchs(reported) -> None:
+    reported(200.0)
+    a, b = operands()
+    for bias in (torch.randn(1).half(), torch.randn(70, 50).half()):
+        assert torch.equal(calls.linear(a, b.t(), bias), torch.nn.functional.linear(a, b.t(), bias))
+    for bias in (torch.randn(50), torch.randn(51).half(), torch.randn(50).bfloat16()):
+        with pytest.raises(RuntimeError):
+            calls.linear(a, b.t(), bias)
+
+
+def test_gradients_flow_through_a_winner_with_a_bias(reported) -> None:
+    reported(200.0)
+    a, b = operands()
+    tensors = [a.requires_grad_(), b.t().detach().requires_grad_(), torch.randn(50).half().requires_grad_()]
+    grad = torch.ones(70, 50).half()
+    found = calls.linear(*tensors)
+    with torch.no_grad():
+        assert torch.equal(found, calls.linear(*tensors)) and not torch.equal(
+            found, torch.nn.functional.linear(*tensors)
+        )
+    wanted = torch.autograd.grad(torch.nn.functional.linear(*tensors), tensors, grad)
+    for one, other in zip(torch.autograd.grad(found, tensors, grad), wanted, strict=True):
+        assert torch.equal(one, other)
+    x, weight, bias = (tensor.detach() for tensor in tensors)
+    several = torch.stack([bias, bias + 1])
+    each = torch.vmap(lambda one: calls.linear(x, weight, one))(several)
+    assert torch.equal(each, torch.stack([calls.linear(x, weight, one) for one in several]))
+    ones = torch.func.grad(lambda one: calls.linear(x, weight, one).float().sum())(bias)
+    assert torch.equal(ones, torch.full((50,), 70.0).half())
 
 
 def test_a_report_of_another_machine_says_nothing(reported) -> None:

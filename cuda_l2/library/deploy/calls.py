@@ -61,8 +61,8 @@ def matmul(
 
     Any ranks, strides and types that torch.matmul takes, with its errors. Kernels serve fp16 and bf16 on a CUDA device:
     a of any rank with its rows one after the other, b of rank 2, row-major or transposed; and on the CPU the shapes for
-    which `optimize` found a kernel on this machine. torch serves all else, and every product with a bias: it adds it
-    before it rounds. Gradients flow as through torch.matmul.
+    which `optimize` found a kernel on this machine, to whose rounded product a bias is added. torch serves all else, on
+    a GPU every product with a bias too: it adds it before it rounds. Gradients flow as through torch.matmul.
     deterministic: by a kernel that does not depend on what was tuned; for most shapes that is torch's. batch_invariant:
     a row's bits depend neither on the number of rows of a nor on the row's place; UserError where no kernel can do so.
     weights_ahead: b, or what it is the transpose of, is declared constant from now on: kernels may read it before the
@@ -80,7 +80,7 @@ def matmul(
     compiling = torch.compiler.is_compiling()
     if not READY or _is_torchs(a, b, compiling, transposed=False) or (bias is not None and compiling):
         return _torch_matmul(a, b, out, bias)
-    if a.is_cpu and bias is None and (won := _won(a, b, out)) is not None:
+    if a.is_cpu and (won := _won(a, b, out, bias)) is not None:
         return won
     if out is not None:
         return _into(a, b, out, bias)
@@ -105,25 +105,28 @@ def linear(
 ) -> Tensor:
     """torch.nn.functional.linear, as `matmul` serves it. declared: weight was declared constant, for `wins`.
 
-    With a bias torch serves it, except under torch.compile: there the bias is added to a tuned kernel's rounded product
-    by the kernel into which Inductor fuses what follows, as it does with torch's own product.
+    With a bias torch serves it on a GPU, except under torch.compile: there the bias is added to a tuned kernel's
+    rounded product by the kernel into which Inductor fuses what follows, as it does with torch's own product.
     """
     if deterministic or batch_invariant:
         b = weight.mT if weight.dim() == 2 else weight
         return matmul(x, b, bias=bias, deterministic=deterministic, batch_invariant=batch_invariant)
     compiling = torch.compiler.is_compiling()
     if (
-        (bias is not None and not compiling)
+        (bias is not None and not compiling and not getattr(x, "is_cpu", False))
         or not READY
         or _is_torchs(x, weight, compiling, transposed=True, ahead=declared)
     ):
         return torch.nn.functional.linear(x, weight, bias)
-    if bias is not None:
+    if bias is not None and compiling:
         return linear(x, weight, declared=declared) + bias
+    ours = x.is_cpu and x.dtype in winners.DTYPES and weight.dim() == 2
+    if ours and (won := _won(x, weight.mT, None, bias)) is not None:
+        return won
+    if bias is not None:
+        return torch.nn.functional.linear(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
-    if x.is_cpu and x.dtype in winners.DTYPES and weight.dim() == 2 and (won := _won(x, weight.mT, None)) is not None:
-        return won
     try:
         result: Tensor = (LINEAR if compiling else DIRECT_LINEAR)(x, weight)
     except FAILURES:
@@ -143,9 +146,9 @@ def _deterministic(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None
     return result
 
 
-def _won(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor | None:
+def _won(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """The product on the CPU by a kernel that a search found here; None where there is none, and in a traced graph."""
-    return None if torch.compiler.is_compiling() else winners.product(a, b, out)
+    return None if torch.compiler.is_compiling() else winners.product(a, b, out, bias)
 
 
 def _is_torchs(a: Tensor, b: Tensor, compiling: bool, *, transposed: bool, ahead: bool = False) -> bool:

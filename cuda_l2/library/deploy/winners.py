@@ -5,6 +5,7 @@ kernels alike, and a child of a fork never waits for a lock that its parent held
 """
 
 import functools
+import timeit
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,20 +31,21 @@ FAILURES = (UserError, OSError, RuntimeError, ValueError, KeyError)
 
 
 class Winner(NamedTuple):
-    """A kernel, and the number of threads on which it runs."""
+    """A kernel, the number of threads on which it runs, and whether it still gains where a bias is added to its C."""
 
     kernel: "Kernel"
     threads: int
+    with_bias: bool
 
 
 _winners: dict[tuple[object, ...], Winner | None] = {}
 
 
-def product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor | None:
+def product(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None = None) -> Tensor | None:
     """a b by a winner, with gradients that torch computes; None where torch is to serve the call.
 
     For plain tensors on the CPU, fp16 or bf16, whose sizes and layouts are a winner's. Where torch may use fewer
-    threads than a winner does, torch serves.
+    threads than a winner does, torch serves. bias: N elements, added to the rounded product.
     """
     plain = type(a) in PLAIN and type(b) in PLAIN and a.layout is b.layout is torch.strided
     if not plain or a.dtype not in DTYPES or not a.is_contiguous():
@@ -54,14 +56,24 @@ def product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor | None:
     winner = _winners[key]
     if winner is None or winner.threads > torch.get_num_threads():
         return None
+    if bias is not None and not (winner.with_bias and _fits(bias, b)):
+        return None
     try:
         if a.dim() == 2:
-            return winner.kernel(a, b, out)
-        if out is None:
-            return winner.kernel(a.view(-1, a.shape[-1]), b).view(*a.shape[:-1], b.shape[-1])
+            c = winner.kernel(a, b, out)
+        elif out is None:
+            c = winner.kernel(a.view(-1, a.shape[-1]), b).view(*a.shape[:-1], b.shape[-1])
+        else:
+            return None
     except (ValueError, OSError):  # an odd address, torch.vmap, out that overlaps an operand, no thread to be had
-        pass  # torch computes it, or says why not
-    return None
+        return None  # torch computes it, or says why not
+    if bias is None:
+        return c
+    return c + bias if out is None else c.add_(bias)  # not in place elsewhere: bias may be a tensor of torch.vmap
+
+
+def _fits(bias: Tensor, b: Tensor) -> bool:
+    return type(bias) in PLAIN and bias.is_cpu and bias.dtype is b.dtype and bias.shape == b.shape[1:]
 
 
 def _asked(a: Tensor, b: Tensor) -> Winner | None:
@@ -91,14 +103,23 @@ def find(gemm: Gemm, archive: Path) -> Winner | None:
         return None
     with torch.device("cpu"), torch.inference_mode(False):  # its buffers serve calls in every mode
         kernel = Kernel(gemm, found.candidate, saved.built(found), found.machine)
-        pays = gain_us(timing) > kernel.call_overhead_us + OWN_US
-    return Winner(kernel, contract.parse_cpu(found.candidate.source).threads) if pays else None
+        left_us = gain_us(timing) - kernel.call_overhead_us - OWN_US
+        if left_us <= 0:
+            return None
+        return Winner(kernel, contract.parse_cpu(found.candidate.source).threads, left_us > bias_us(gemm))
 
 
 def gain_us(timing: Timing) -> float:
     """Microseconds by which a kernel is faster than the strongest baseline of its report."""
     times = {arm.name: arm.latency_us.estimate for arm in (*timing.baselines, timing.candidate) if arm}
     return times[timing.reference] - times[timing.candidate.name] if timing.candidate else 0.0
+
+
+def bias_us(gemm: Gemm) -> float:
+    """Microseconds that adding a bias to C takes, the least of ten times."""
+    dtype = getattr(torch, gemm.dtype)
+    c, bias = torch.zeros(gemm.m, gemm.n, dtype=dtype), torch.zeros(gemm.n, dtype=dtype)
+    return min(timeit.repeat(lambda: c + bias, number=1, repeat=10)) * 1e6
 
 
 @functools.cache
