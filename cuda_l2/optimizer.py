@@ -16,7 +16,7 @@ from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.library.kernel import Kernel, TorchKernel
-from cuda_l2.library.saved import TorchsOwn, torchs_best, why_no_win
+from cuda_l2.library.saved import TorchsOwn, ratio_text, torchs_best, why_no_win
 from cuda_l2.llm._base import is_model, is_unread
 from cuda_l2.machine import chosen
 from cuda_l2.machine._base import Target
@@ -64,52 +64,54 @@ class Result:
 
     @property
     def why_no_win(self) -> str:
-        """Why the best kernel is not handed out; empty where it wins."""
+        """Why no kernel is handed out; empty where the best one wins."""
+        if self.best is None:
+            return self.search.why_none
         why = why_no_win(list(self.reports.values()))
         return f"{why}: {self.not_reported}" if self.not_reported and not self.reports else why
 
     @property
     def wins(self) -> bool:
         """Whether there is a kernel, and it is faster than every baseline by its report."""
-        return self.best is not None and not self.why_no_win
+        return not self.why_no_win
 
     @property
     def handed_out(self) -> str:
         """What `kernel` gives: the winner's id or the name of torch's product; empty where nothing can be called."""
-        if self.best is None or self.best.timing is None or self.target.name != "cpu" or not self.task.product:
+        if self.target.name != "cpu" or not self.task.product:
             return ""
-        return self.best.candidate.id if self.wins else torchs_best(self.task, self.best.timing)
+        best = self.best
+        return best.candidate.id if best and self.wins else torchs_best(self.task, best.timing if best else None)
 
     @cached_property
     def kernel(self) -> Kernel | TorchKernel:
         """What to call: kernel(a, b, out). The winner, or torch's own product where nothing wins, which says why.
 
-        One object, made at the first access.
+        One object, made at the first access. UserError where the task is no product of the CPU's.
         """
-        if self.best is None and self.search.untimed:
-            raise UserError(
-                f"no kernel for {self.task} was timed: {self.search.untimed.reason}; search again when the machine is"
-                " quiet, or longer"
-            )
-        if self.best is None:
-            raise UserError(f"no correct kernel was found for {self.task}; search longer with --budget")
+        if self.best is None and not self.handed_out:
+            raise UserError(f"there is no kernel for {self.task}: {self.why_no_win}")
         if not self.task.product:
-            raise UserError(
-                f"kernels for tasks cannot be called from torch yet; the winner's source is {self.source_path}"
-            )
+            raise UserError(f"kernels for tasks cannot be called from torch yet; the source is {self.source_path}")
         if self.target.name != "cpu":
             raise UserError(
                 "result.kernel is for the CPU; on a Hopper GPU `cuda-l2 library import"
                 f" {self.source_path} {self.task}` has cuda_l2.matmul call the winner (docs/deploy.md)"
             )
-        if self.why_no_win:
-            return TorchKernel(TorchsOwn(self.task, self.handed_out, self.why_no_win, self.best.machine))
+        if self.best is None or self.why_no_win:
+            return TorchKernel(TorchsOwn(self.task, self.handed_out, self.why_no_win, self.target.machine))
         if is_unread(self.best.candidate.proposer):
             raise UserError(
                 f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
                 " with cuda_l2.library.kernel.Kernel(result.task, result.best.candidate, result.best.build)"
             )
         return Kernel(self.task, self.best.candidate, self.best.build, self.best.machine)
+
+    def __repr__(self) -> str:
+        """One line: the winner and its speedup by protocol, or why there is none."""
+        found = "; ".join(map(ratio_text, self.reports.values()))
+        kernel = f"kernel {self.best.candidate.id} has {found}" if self.best else ""
+        return f"<Result for {self.task}: {kernel if self.wins else f'no kernel wins: {self.why_no_win}'}>"
 
     def save(self, path: Path | str) -> None:
         """Write `kernel` as JSON, a winner's source or the name of torch's product; `cuda_l2.load` reads it."""
@@ -245,14 +247,8 @@ class Optimizer(Workbench):
         target = self.target
         reported = [self.rig.protocols[name] for name in self.rig.reports(task, REPORTED[self.settings.protocol])]
         compiles = any(each.compiled and each.serves(task) for each in baselines_of(TorchBaseline, target.name))
-        return plan(
-            self.settings.budget_s,
-            target.bound_us(task) * 1e-6,
-            task.bytes,
-            reported,
-            compiles=compiles,
-            on_cpu=target.name == "cpu",
-        )
+        bound_s, on_cpu = target.bound_us(task) * 1e-6, target.name == "cpu"
+        return plan(self.settings.budget_s, bound_s, task.bytes, reported, compiles=compiles, on_cpu=on_cpu)
 
     def optimize(
         self,
@@ -387,9 +383,8 @@ class Optimizer(Workbench):
 
         Why one is missing, where other work had the machine or the time was up.
         """
-        missing = ""
+        missing = last = ""
         names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
-        last = ""
         for trial in self.report(winner, names, lambda name: on_stage(f"reporting: {name}"), within_s=within_s):
             last = trial.protocol
             if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:

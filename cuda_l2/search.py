@@ -56,6 +56,13 @@ class Progress:
         """Share of the wall time outside all stages and outside waiting for a language model."""
         return 1 - sum(self.stage_seconds.values()) / self.seconds if self.seconds else 0.0
 
+    @property
+    def why_none(self) -> str:
+        """Why a search has no best kernel, where it has none."""
+        if self.untimed:
+            return f"no kernel was timed: {self.untimed.reason}; search again when the machine is quiet, or longer"
+        return "no correct kernel was found; search longer"
+
     def count(self, trial: Trial, known: bool, repeated: bool = False) -> None:
         """Count one trial. known: not judged now. repeated: judged before in this run, which excludes known."""
         self.proposed += 1

@@ -203,11 +203,6 @@ def test_what_a_model_wrote_is_not_loaded_from_the_archive(result, archive) -> N
         cuda_l2.load("70x50x90:tn", archive=archive.path)
 
 
-def test_a_result_without_a_winner_has_no_kernel(target) -> None:
-    with pytest.raises(UserError, match="no correct kernel was found"):
-        _ = Result(GEMM, target, Progress(), {}, None).kernel
-
-
 def test_a_bf16_kernel_is_called_saved_and_exported_as_one(target, tmp_path) -> None:
     kernel = default_kernel(Gemm.parse("70x50x90:tn:bf16"), target)
     a, b = torch.randn(70, 90).bfloat16(), torch.randn(50, 90).bfloat16().t()

@@ -16,12 +16,14 @@ from cuda_l2.build import cpu
 from cuda_l2.library import saved
 from cuda_l2.library.kernel import Kernel, TorchKernel
 from cuda_l2.library.saved import TorchsOwn, torchs_best, why_no_win
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Interval
+from cuda_l2.records import Interval, Timing, TimingStatus
 from cuda_l2.report.tables import ended, print_result, result_json
 from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks import parse
 
 BASELINES_US = {"torch fp16": 10.0, "torch widened": 12.0}
 NAMES = [baseline.name for baseline in product_baselines("cpu")]
@@ -103,6 +105,42 @@ def test_a_result_without_a_report_hands_out_torchs_product(own, target, capsys)
     assert "no report, so that no winner is confirmed" in capsys.readouterr().out
     assert ended(result).startswith(f"{GEMM}: no report") and ended(result).endswith(
         "offline: other work had the cores"
+    )
+
+
+def test_a_result_of_which_nothing_was_timed_hands_out_torchs_usual_product_and_says_so(target, tmp_path) -> None:
+    """So that a list of results has something to call for each."""
+    busy = Timing(TimingStatus.BUSY, "search", "threads waited for a core")
+    untimed = trial("", timing=busy, task=GEMM)
+    for progress, why in (
+        (Progress(untimed=untimed), "no kernel was timed: threads waited for a core; search again when the machine is"),
+        (Progress(), "no correct kernel was found; search longer"),
+    ):
+        result = Result(GEMM, target, progress, {}, None)
+        assert isinstance(result.kernel, TorchKernel) and why in result.kernel.why_torch and why in repr(result)
+        assert result.handed_out == result.kernel.name == "torch widened, preallocated" and not result.wins
+        a, b = operands()
+        assert close(result.kernel(a, b), a, b)
+        result.save(tmp_path / "torch.json")
+        assert why in cuda_l2.load(tmp_path / "torch.json").why_torch
+
+
+def test_what_has_no_kernel_and_is_no_product_of_the_cpu_cannot_be_called(target) -> None:
+    for task, of in ((parse("softmax"), target), (GEMM, compile_only("sm_90a"))):
+        with pytest.raises(UserError, match=f"there is no kernel for {task}: no correct kernel was found"):
+            _ = Result(task, of, Progress(), {}, None).kernel
+
+
+def test_a_result_is_printed_as_one_line_with_its_figures(own, target) -> None:
+    reports = {name: reported(us, protocol=name, **own) for name, us in (("offline", 5.0), ("server", 8.0))}
+    assert repr(Result(GEMM, target, Progress(), reports, None)) == (
+        f"<Result for 70x50x90:tn: kernel {own['candidate'].id} has 2.000 [1.980, 2.020] of the speed of torch fp16"
+        " (offline); 1.250 [1.238, 1.262] of the speed of torch fp16 (server)>"
+    )
+    lost = repr(Result(GEMM, target, Progress(), {"offline": reported(13.4, **own)}, None))
+    assert (
+        lost.startswith("<Result for 70x50x90:tn: no kernel wins: the best kernel found has 0.746 [")
+        and "int " not in lost
     )
 
 

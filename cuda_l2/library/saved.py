@@ -15,7 +15,7 @@ from cuda_l2 import contract, tasks
 from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
 from cuda_l2.machine.cpu.target import detect
-from cuda_l2.measure.baselines._base import TorchProduct, named
+from cuda_l2.measure.baselines._base import TorchProduct, baselines_of, named, strongest_first
 from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
@@ -55,22 +55,28 @@ def why_no_win(reports: Sequence[Trial]) -> str:
 
     It wins where the interval of its ratio to the strongest baseline lies above 1 in the headline, and below 1 in none.
     """
-    ratios = [(trial, trial.timing, trial.timing.speedup) for trial in reports if trial.timing and trial.timing.speedup]
-    for number, (trial, timing, ratio) in enumerate(ratios):
+    ratios = [(trial, trial.timing.speedup) for trial in reports if trial.timing and trial.timing.speedup]
+    for number, (trial, ratio) in enumerate(ratios):
         if ratio.high < 1 or (number == 0 and ratio.low <= 1):
-            return (
-                f"the best kernel found has {ratio.text('.3f')} of the speed of"
-                f" {timing.reference} ({trial.protocol}); its interval must lie above 1 to win"
-            )
+            return f"the best kernel found has {ratio_text(trial)}; its interval must lie above 1 to win"
     return "" if ratios else "no kernel was timed beside all baselines after the search"
 
 
-def torchs_best(task: Task, timing: Timing) -> str:
+def ratio_text(trial: Trial) -> str:
+    """A trial's speedup with its interval, over which baseline, under which protocol. The trial has one."""
+    assert trial.timing and trial.timing.speedup
+    return f"{trial.timing.speedup.text('.3f')} of the speed of {trial.timing.reference} ({trial.protocol})"
+
+
+def torchs_best(task: Task, timing: Timing | None) -> str:
     """The way to use torch that is handed out where no kernel wins: the strongest by a timing, or the usual strongest.
 
     The usual one keeps its buffers, so it is taken unless another is surely faster: a call that allocates may take a
-    third longer in a caller's process than in the one that timed it.
+    third longer in a caller's process than in the one that timed it. It is taken without a timing too.
     """
+    if timing is None:
+        baseline: TorchProduct = strongest_first(baselines_of(TorchProduct, "cpu"), task)[0]
+        return baseline.name
     ratios = dict(timing.speedups)
     usual = next((name for name in ratios if torch_baseline(name).usually_strongest(task)), timing.reference)
     surely_slower = usual in ratios and ratios[usual].low > ratios[timing.reference].high
@@ -145,7 +151,7 @@ def find(name: object, archive: Place | str | None = None) -> Saved | TorchsOwn:
     """What a file keeps, by its path, or for a shape on this machine what the archive's latest report says."""
     place = paths.default_archive() if archive is None else _archive_of(archive)
     if isinstance(name, str) and not os.path.exists(name):  # noqa: PTH110 - long texts are no paths
-        if re.match(r"\s*\d+x\d+x", name):
+        if re.match(r"\s*\d+x\d+(x|:|\s*$)", name):
             return best(Gemm.parse(name), place)[0]
         raise UserError(f"there is no file {short(name)}; write a saved kernel's path, or a shape as in 512x512x512")
     if isinstance(name, Gemm | tuple | list):
