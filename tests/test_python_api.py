@@ -116,6 +116,12 @@ def test_what_is_no_shape_is_one_clear_error(shape, judged, searched) -> None:
     assert not judged and not any(tasks for _, tasks in searched)
 
 
+@pytest.mark.parametrize("given", [(64, 48), [64, 48, 80, 2], (64.5, 48, 80)], ids=str)
+def test_sizes_that_are_not_three_are_told_as_one_shape(given, searched) -> None:
+    with pytest.raises(UserError, match=re.escape(f"M, N and K as in (512, 512, 512), not {given}")):
+        cuda_l2.optimize(given, target="cpu")
+
+
 def test_several_shapes_of_any_kind_give_a_list(searched) -> None:
     assert len(cuda_l2.optimize(["64x48x80", (64, 48, 80), Gemm(1, 2, 3)], target="cpu")) == 3
     assert len(cuda_l2.optimize(("64x48x80",), target="cpu")) == 1
@@ -269,7 +275,9 @@ def test_an_argument_of_evaluate_that_cannot_be_is_told(named, says, judged) -> 
         (b"64x48x80", "a saved kernel's path, or a shape"),
         (3, "a saved kernel's path, or a shape"),
         ("", "there is no file ''"),
-        ("64x48", "there is no file '64x48'; write a saved kernel's path, or a shape"),
+        ("64x48", "cannot read the shape '64x48': write MxNxK in whole numbers, as in"),
+        ("64x48:tn", "cannot read the shape '64x48:tn': write MxNxK"),
+        ("64x48.json", r"there is no file '64x48\.json'; write a saved kernel's path, or a shape"),
         ("64x48x80:row", "no layout"),
         ((64, 48), r"a task is a text .*not \(64, 48\)"),
         ("softmax", "there is no file 'softmax'"),

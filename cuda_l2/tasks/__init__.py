@@ -1,6 +1,7 @@
 """Tasks by their texts: matrix products, definitions of our own, files of others. docs/tasks.md says how to add one."""
 
 import operator
+from numbers import Number
 from pathlib import Path
 
 from cuda_l2.records import Gemm, Operation, Task
@@ -33,7 +34,7 @@ def read(given: object, target: str = "cpu") -> Task:
 
 def several(given: object, target: str = "cpu") -> list[Task] | None:
     """The tasks of a list or tuple, each as `read` takes it; None where the whole is one task, or none."""
-    if not isinstance(given, list | tuple) or _sizes(given):
+    if not isinstance(given, list | tuple) or any(isinstance(each, Number) for each in given) or _sizes(given):
         return None
     if not given:
         raise UserError("no task is given: write one as in '512x512x512'")
