@@ -9,6 +9,9 @@ from conftest import example
 from default_kernel import default_kernel
 from made import timing
 
+from cuda_l2.library import product
+from cuda_l2.library.kernel import TorchKernel
+from cuda_l2.library.saved import TorchsOwn
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Gemm
 from cuda_l2.report import tables
@@ -37,6 +40,12 @@ def test_the_layer_computes_what_torchs_does_for_every_batch(layer, shape) -> No
     with torch.no_grad():
         found, wanted = layer(x), layer.linear(x)
     assert found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-2)
+
+
+def test_the_layer_leaves_to_torch_what_has_no_kernel(layer) -> None:
+    own = TorchKernel(TorchsOwn(Gemm.parse("1x48x96:tn"), "torch fp16", "it is slower", "cpu:x"))
+    made = type(layer)(layer.linear, [own, *layer.kernels.values()])
+    assert list(made.kernels) == [6, 32]
 
 
 def test_the_layer_calls_the_kernel_where_there_is_one_and_torch_where_it_cannot(layer, monkeypatch) -> None:
@@ -74,7 +83,7 @@ def test_the_table_of_call_costs_holds_every_way_against_the_kernel_alone(target
 
 
 def test_the_report_says_what_a_caller_gets_where_a_call_costs_much(target, monkeypatch) -> None:
-    monkeypatch.setattr(tables, "overhead_us", lambda gemm: 1.0)
+    monkeypatch.setattr(product, "overhead_us", lambda gemm: 1.0)
     result = Result(Gemm(64, 64, 64), target, Progress(), {}, None)
     said = tables._call_cost(result, timing(4.0, {"torch": 20.0}))
     assert said.startswith("a call from Python costs 1.0 us beside the kernel's 4.0 us")
