@@ -22,6 +22,7 @@ CHOICES = (
 )
 REGISTERS = {512: 32, 256: 16, 128: 16}
 X_PADDING = 16  # XPAD of the source
+WIDE_BLOCK_CACHE = 1 << 20  # a block of 512 x 256 floats is to take half of the second level
 MAX_TILE_BYTES = 1 << 17  # of X; beyond this the first two cache levels hold nothing else
 
 
@@ -95,7 +96,7 @@ class CpuGemm(Family):
             "NV": 2,
             "MR": 12 if wide else 6,
             "KC": 512,
-            "NC": 256,
+            "NC": 256 if target.cache_bytes[1] >= WIDE_BLOCK_CACHE else 128,
             "WIDEN": 1,
             "UNROLL": 1,
             "PREFETCH": 0,
