@@ -156,6 +156,8 @@ class Workbench(Closing):
         }
         known = [trial for trial in (stored | measured).values() if self._may_run(trial.candidate)]
         finalists = sorted(known, key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
+        # earlier searches may have compared with a slower baseline
+        finalists += sorted((t for t in known if t.candidate.id in measured), key=lambda trial: trial.speedup)[-1:]
         wanted = {trial.candidate.id: trial.candidate for trial in finalists}
         default = default_candidates(evaluator.task, self.target)[:1]
         wanted |= {candidate.id: candidate for candidate in default}

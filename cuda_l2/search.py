@@ -153,6 +153,14 @@ def taken(judges: Judges, evaluator: Evaluator, judged: "Future[Judged]") -> Tri
     return evaluator.take(found.trial, shares, found.queued_s / judges.count)
 
 
+def comparable(archive: Archive, task: Task, machine: str) -> list[Trial]:
+    """The trials of earlier searches; of a product on a CPU those over the baseline of the latest one."""
+    trials = [(trial, trial.timing) for trial in archive.trials(task, machine, SEARCH.name)]
+    latest = next((timing.reference for trial, timing in reversed(trials) if timing and trial.speedup), "")
+    one = task.product and machine.startswith("cpu:")
+    return [trial for trial, timing in trials if not (one and timing and timing.reference != latest)]
+
+
 def search(
     evaluator: Evaluator,
     proposer: Proposer,
@@ -167,7 +175,7 @@ def search(
     judges: judge the candidates in this process's place. on_progress is called after every candidate, on_group when the
     proposer has learnt from a group.
     """
-    evaluator.recall(archive.best(evaluator.task, evaluator.target.machine, SEARCH.name))
+    evaluator.recall(comparable(archive, evaluator.task, evaluator.target.machine))
     run = _Run(evaluator, proposer, scope, judges.count if judges else 1)
     progress = run.progress
     met: set[str] = set()  # ids of this run's candidates

@@ -17,7 +17,6 @@ from command_line import run
 from waiting import CLI, interrupt_when, kill_when
 
 from cuda_l2 import optimizer
-from cuda_l2.measure.baselines import torch_cpu
 from cuda_l2.measure.baselines._base import named, product_baselines
 from cuda_l2.measure.protocols import CPU_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
@@ -608,7 +607,7 @@ def test_a_word_is_no_shape(typed, tmp_path) -> None:
 def test_a_baseline_that_takes_minutes_is_left_out_and_said_so(
     extensions, most, wanted, timed, rig, monkeypatch
 ) -> None:
-    monkeypatch.setattr(torch_cpu, "MOST_SLOW_FLOPS", most)
+    monkeypatch.setattr("cuda_l2.rigs.cpu.MOST_SLOW_FLOPS", most)
     monkeypatch.setattr(rig, "target", replace(rig.target, extensions=extensions))
     monkeypatch.setattr(rig, "request", replace(rig.request, baselines=tuple(map(named, wanted))))
     with rig.open(Gemm(40, 30, 50), seed=1) as opened:

@@ -7,10 +7,11 @@ from conftest import CHEATS, honest_source
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import FINALS, SEARCH
-from cuda_l2.optimizer import Workbench
+from cuda_l2.optimizer import FINALISTS, Workbench
 from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Candidate, Gemm, Interval
 from cuda_l2.rigs.cpu import CpuBench
+from cuda_l2.search import comparable
 
 GEMM = Gemm(48, 32, 40)
 SLOW, FAST = honest_source() + "/* slow */\n", honest_source() + "/* fast */\n"
@@ -54,6 +55,21 @@ def test_a_figure_of_another_hour_makes_no_winner(rig, archive, runs, slow_and_f
         chosen = Workbench(archive, rig).choose(evaluator)
     assert chosen.candidate.id == fast.candidate.id and len(runs) == 1
     assert default_candidates(GEMM, rig.target)[0].id in runs[0], "the default runs beside them"
+
+
+def test_speedups_over_another_baseline_neither_cut_a_search_short_nor_push_its_best_out(rig, archive, runs) -> None:
+    """As of an archive whose searches compared with one baseline alone, which was not the strongest."""
+    with Evaluator(GEMM, rig) as evaluator:
+        slow, fast = evaluator.evaluate([Candidate(SLOW), Candidate(FAST)], rig.protocols[SEARCH.name])
+        weak = replace(slow.timing, reference="torch widened", speedup=Interval(99.0, 98.0, 100.0))
+        for number in range(FINALISTS):
+            archive.append(replace(slow, candidate=Candidate(f"{SLOW}/* {number} */"), timing=weak))
+        archive.append(fast)
+        machine = rig.target.machine
+        assert [trial.candidate.id for trial in comparable(archive, GEMM, machine)] == [fast.candidate.id]
+        runs.clear()
+        Workbench(archive, rig).choose(evaluator, [fast])
+    assert fast.candidate.id in runs[0]
 
 
 def test_one_that_fails_while_it_is_timed_costs_the_others_nothing(rig, runs, monkeypatch) -> None:

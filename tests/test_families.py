@@ -206,3 +206,10 @@ def test_bf16_products_on_a_cpu_are_the_exact_ones_rounded(bits, shape, target) 
         Kernel(gemm, candidate, built)(a.half(), stored)
     with pytest.raises(contract.ContractError, match="the task has the input a float16"):
         Kernel(replace(gemm, dtype="float16"), candidate, built)
+
+
+@pytest.mark.parametrize(("level_2", "block"), [(512 << 10, 128), (1 << 20, 256), (0, 256)])
+def test_the_default_block_fits_the_second_level_cache(level_2: int, block: int) -> None:
+    machine = CpuTarget("two cores, 256 bits", 2, 256, (32 << 10, level_2, 32 << 20))
+    gemm = Gemm(512, 512, 512)
+    assert Schedule(CPU_GEMM, gemm, machine, CPU_GEMM.default(gemm, machine)).named["NC"] == block

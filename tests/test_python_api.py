@@ -278,6 +278,7 @@ def test_an_argument_of_evaluate_that_cannot_be_is_told(named, says, judged) -> 
         ("64x48", "cannot read the shape '64x48': write MxNxK in whole numbers, as in"),
         ("64x48:tn", "cannot read the shape '64x48:tn': write MxNxK"),
         ("64x48.json", r"there is no file '64x48\.json'; write a saved kernel's path, or a shape"),
+        ("64x48x80.json", r"there is no file '64x48x80\.json'; write a saved kernel's path, or a shape"),
         ("64x48x80:row", "no layout"),
         ((64, 48), r"a task is a text .*not \(64, 48\)"),
         ("softmax", "there is no file 'softmax'"),

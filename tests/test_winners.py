@@ -136,7 +136,7 @@ def test_gradients_flow_through_a_winner_with_a_bias(reported) -> None:
         )
     wanted = torch.autograd.grad(torch.nn.functional.linear(*tensors), tensors, grad)
     for one, other in zip(torch.autograd.grad(found, tensors, grad), wanted, strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other)  # the weight's is another product, whose sums may have another order
     x, weight, bias = (tensor.detach() for tensor in tensors)
     several = torch.stack([bias, bias + 1])
     each = torch.vmap(lambda one: calls.linear(x, weight, one))(several)

@@ -233,11 +233,14 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
 
     library = Library(settings.library) if settings.library else None
     builders = first_builds(library, own) if library and settings.target != "cpu" else None
+    with contextlib.ExitStack() as held:
+        if builders:
+            held.callback(builders.close)
 
-    from cuda_l2.runs.sweep import Sweep
+        from cuda_l2.runs.sweep import Sweep
 
-    held = contextlib.closing(builders) if builders else contextlib.nullcontext()
-    with held, Sweep(settings, library, builders) as sweep, _taking(settings.taken, gemms) as take:
+        sweep = held.enter_context(Sweep(settings, library, builders))
+        take = held.enter_context(_taking(settings.taken, gemms))
         if settings.fresh:
             set_aside(out)
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:

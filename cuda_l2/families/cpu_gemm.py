@@ -96,7 +96,7 @@ class CpuGemm(Family):
             "NV": 2,
             "MR": 12 if wide else 6,
             "KC": 512,
-            "NC": 256 if target.cache_bytes[1] >= WIDE_BLOCK_CACHE else 128,
+            "NC": 256 if (target.cache_bytes[1] or WIDE_BLOCK_CACHE) >= WIDE_BLOCK_CACHE else 128,
             "WIDEN": 1,
             "UNROLL": 1,
             "PREFETCH": 0,

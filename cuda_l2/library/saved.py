@@ -16,6 +16,7 @@ from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
 from cuda_l2.machine.cpu.target import detect
 from cuda_l2.measure.baselines._base import TorchProduct, baselines_of, named, strongest_first
+from cuda_l2.measure.baselines.torch_cpu import Half
 from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
@@ -72,15 +73,18 @@ def torchs_best(task: Task, timing: Timing | None) -> str:
     """The way to use torch that is handed out where no kernel wins: the strongest by a timing, or the usual strongest.
 
     The usual one keeps its buffers, so it is taken unless another is surely faster: a call that allocates may take a
-    third longer in a caller's process than in the one that timed it. It is taken without a timing too.
+    third longer in a caller's process than in the one that timed it. So it is where it was not timed, as beside a
+    search's later kernels, but where torch.matmul, which allocates nothing, was the strongest.
     """
+    usual: TorchProduct = strongest_first(baselines_of(TorchProduct, "cpu"), task)[0]
     if timing is None:
-        baseline: TorchProduct = strongest_first(baselines_of(TorchProduct, "cpu"), task)[0]
-        return baseline.name
+        return usual.name
     ratios = dict(timing.speedups)
-    usual = next((name for name in ratios if torch_baseline(name).usually_strongest(task)), timing.reference)
-    surely_slower = usual in ratios and ratios[usual].low > ratios[timing.reference].high
-    return timing.reference if surely_slower else usual
+    if usual.name in ratios:
+        surely_slower = ratios[usual.name].low > ratios[timing.reference].high
+    else:
+        surely_slower = isinstance(torch_baseline(timing.reference), Half)
+    return timing.reference if surely_slower else usual.name
 
 
 def to_text(kernel: Saved | TorchsOwn) -> str:
@@ -151,7 +155,7 @@ def find(name: object, archive: Place | str | None = None) -> Saved | TorchsOwn:
     """What a file keeps, by its path, or for a shape on this machine what the archive's latest report says."""
     place = paths.default_archive() if archive is None else _archive_of(archive)
     if isinstance(name, str) and not os.path.exists(name):  # noqa: PTH110 - long texts are no paths
-        if re.match(r"\s*\d+x\d+(x|:|\s*$)", name):
+        if re.match(r"\s*\d+x\d+(x|:|\s*$)", name) and not Path(name).suffix:
             return best(Gemm.parse(name), place)[0]
         raise UserError(f"there is no file {short(name)}; write a saved kernel's path, or a shape as in 512x512x512")
     if isinstance(name, Gemm | tuple | list):

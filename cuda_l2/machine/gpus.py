@@ -39,7 +39,9 @@ def architecture() -> str:
 
     kinds = driver.CUdevice_attribute
     names = (kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
-    return "sm_" + "".join(str(driver.cuDeviceGetAttribute(name, 0)[1]) for name in names)
+    found = [driver.cuDeviceGetAttribute(name, 0) for name in names]
+    known = all(status == driver.CUresult.CUDA_SUCCESS for status, _ in found)
+    return "sm_" + "".join(str(value) for _, value in found) if known else ""
 
 
 def visible() -> list[str]:

@@ -53,7 +53,9 @@ WRITTEN, WRITTEN_EVERY = 200, 20
 process that begins in a spell refuses it, and a machine that has changed passes within a few processes."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
-UNSEEN = "no other program of this machine took a core: if it is a virtual machine, its host may share or move them"
+STOLEN = "the host of this virtual machine gave its cores to others"
+THROTTLED = "a control group's quota stopped this program"
+UNSEEN = "no other program was seen while waiting: if this is a virtual machine, its host may share or move the cores"
 
 
 class Busy(Exception):
@@ -93,9 +95,9 @@ class Quiet:
         seconds = self._clock.now() - self._began
         cores = len(os.sched_getaffinity(0))
         if stolen_s() - self._stolen > STOLEN_SHARE * seconds * cores:
-            self._why = self._why or "the host of this virtual machine gave its cores to others"
+            self._why = self._why or STOLEN
         if _throttled() != self._throttled:
-            self._why = self._why or "a control group's quota stopped this program"
+            self._why = self._why or THROTTLED
         self._canary()
         self._exchange()
         return self._why
@@ -114,7 +116,7 @@ class Quiet:
         with step(f"waiting until the cores are quiet ({why})", max(0.0, self._patient_until - now)):
             while True:
                 if self._clock.now() >= self._patient_until:
-                    alone = self._met and max(self._met) < NOTICED_CORES
+                    alone = self._met and max(self._met) < NOTICED_CORES and why not in (STOLEN, THROTTLED)
                     raise Busy("; ".join(filter(None, (why, watched.busiest() or (UNSEEN if alone else "")))))
                 others = OtherWork(self._clock)
                 self._clock.sleep(PAUSE_S)

@@ -37,6 +37,7 @@ from cuda_l2.verify._cpu import CpuSession, launch_timeout_s
 MOST_MODELS = 4
 """KernelBench files whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
 CRAWLS = "one launch takes many seconds on this processor, which has no arithmetic in fp16"
+SLOWER = "slower by far on this processor, which has no arithmetic in fp16"
 PAIRS = LEAST_ROUNDS
 """Pairs of processes, torch's and the candidate's, that a report's rounds go round. A process of torch's may be slow as
 long as it lives, which no number of its rounds shows; fewer pairs leave no 95 % interval."""
@@ -142,7 +143,7 @@ class CpuBench(Bench):
         opened = {name: self._opener(kernel.build, parsed[name], operands) for name, kernel in kernels.items()}
         terms = Terms(protocol, self._rng, limits)
         timings = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
-        if protocol.selects and task.product:
+        if protocol.selects and task.product and kernels:
             measured = (timing.reference for timing in timings.values() if timing.status is TimingStatus.MEASURED)
             self._strongest = next(measured, self._strongest)
         return {
@@ -177,7 +178,7 @@ class CpuBench(Bench):
             if protocol.selects or not self._rig.request.baselines:
                 flops = MOST_TRIED_FLOPS if protocol.selects else MOST_SLOW_FLOPS
                 slow = [each for each in ready if task.flops > flops and each.slow(task, self._rig.target.extensions)]
-                left_out |= dict.fromkeys((each.name for each in slow), CRAWLS)
+                left_out |= dict.fromkeys((each.name for each in slow), SLOWER if protocol.selects else CRAWLS)
                 ready = [each for each in ready if each not in slow]
         return ready, {"left_out": left_out, **baselines.conditions}
 

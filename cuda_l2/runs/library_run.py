@@ -1,5 +1,6 @@
 """Times a library's kernels shape by shape: plain and dependent launches, both layouts, all baselines, in one run."""
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Generator, Sequence
@@ -24,7 +25,7 @@ Timed = tuple[Row, Candidate, Timing]
 MOST_CORES = 16
 """Cores that builds take: a table has few kernels, and a hundred compilers that start at once delay the first."""
 FIRST = 4
-"""Shapes with which processes that share a run's shapes begin, at least on up to so many GPUs."""
+"""Shapes whose kernels are begun so: on up to this many GPUs each process takes one of them first."""
 
 
 def first_builds(library: "Library", gemms: Sequence[Gemm]) -> BuildServers | None:
@@ -36,7 +37,8 @@ def first_builds(library: "Library", gemms: Sequence[Gemm]) -> BuildServers | No
     target = replace(target, cores=min(target.cores, MOST_CORES))
     builders = BuildServers(target)
     for gemm in gemms[:FIRST]:
-        builders.begin(library.candidates(gemm, target))
+        with contextlib.suppress(UserError):  # said when it is the shape's turn
+            builders.begin(library.candidates(gemm, target))
     return builders
 
 

@@ -56,7 +56,7 @@ class Baseline:
         return isinstance(task, self.of)
 
     def usually_strongest(self, task: Task) -> bool:
-        """Whether a search on a GPU compares with it alone."""
+        """Whether it is taken for the strongest before anything is timed; on a GPU a search compares with it alone."""
         return False
 
     def reads(self, layouts: Iterable[Layout | None]) -> bool:
@@ -85,7 +85,7 @@ class TorchProduct(TorchBaseline):
     of: ClassVar[Any] = Gemm
 
     def slow(self, task: Gemm, extensions: Collection[str]) -> bool:
-        """Whether torch computes it element by element, some 2 ns each, on a CPU with these vector extensions."""
+        """Whether torch takes some 2 ns a multiply-add, without vectors, on a CPU with these vector extensions."""
         return False
 
 
