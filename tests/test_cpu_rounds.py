@@ -116,9 +116,26 @@ def test_a_search_compares_with_the_strongest_beside_its_first_kernel(rig: Any, 
             assert trial.timing.reference == "torch widened" and len(trial.timing.baselines) == count
 
 
+@pytest.mark.parametrize(
+    ("shape", "searched", "reported"),
+    [
+        ("512x512x512", True, True),
+        ("1024x1024x1024", False, True),
+        ("2048x2048x2048", False, False),
+        ("4x8192x8192:tn", True, True),
+        ("4096x4096x4096:tn", False, False),
+        ("4096x4096x4096:bf16", True, True),
+    ],
+)
+def test_fp16_without_its_arithmetic_is_timed_where_it_may_be_the_strongest(shape, searched, reported) -> None:
+    half, gemm = Half("torch fp16", 20), Gemm.parse(shape)
+    assert (half.slow_s(gemm, ("avx2",)) <= cpu.MOST_TRIED_S) is searched
+    assert (half.slow_s(gemm, ("avx2",)) <= cpu.MOST_REPORTED_S) is reported
+    assert half.slow_s(gemm, ("avx512_fp16",)) == 0
+
+
 def test_a_search_tries_no_product_that_torch_computes_element_by_element(rig: Any, monkeypatch) -> None:
-    monkeypatch.setattr(Half, "slow", lambda *_: True)
-    monkeypatch.setattr(cpu, "MOST_TRIED_FLOPS", GEMM.flops - 1)
+    monkeypatch.setattr(Half, "slow_s", lambda *_: 2 * cpu.MOST_TRIED_S)
     with Evaluator(GEMM, rig) as evaluator:
         (trial,) = evaluator.evaluate(default_candidates(GEMM, rig.target)[:1], CPU_PROTOCOLS["search"])
     assert trial.timing is not None, trial.reason

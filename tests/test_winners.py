@@ -16,6 +16,7 @@ from cuda_l2.library.deploy import calls, winners
 from cuda_l2.library.deploy.accelerate import accelerate
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.library.product import Product
+from cuda_l2.records import Gemm
 from cuda_l2.system import paths
 
 OVERHEAD_US = 3.0
@@ -223,3 +224,8 @@ def test_a_traced_graph_asks_for_no_winner(reported) -> None:
     with torch.no_grad():
         assert torch.equal(torch.compile(calls.matmul, fullgraph=True, backend="eager")(a, b), a @ b)
     assert not winners._winners
+
+
+@pytest.mark.parametrize("shape", ["70x50x64:tn", "70x50x64:tn:bf16"])
+def test_what_adding_a_bias_takes_is_found_in_either_type(shape: str) -> None:
+    assert 0 < winners.bias_us(Gemm.parse(shape)) < float("inf")

@@ -22,7 +22,7 @@ from cuda_l2.propose import _prompt, _question
 from cuda_l2.propose._references import PIECES, excerpts
 from cuda_l2.records import Candidate, Interval, Task, TimingStatus, Trial
 from cuda_l2.retrieve.index import Index
-from cuda_l2.search import Progress, judge_group
+from cuda_l2.search import Progress, comparable, judge_group
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted, fenced
@@ -224,7 +224,7 @@ class Workshop(Closing):
         if self._evaluator is None or self._evaluator.task != task:
             self._close_evaluator()
             self._evaluator = self._optimizer.evaluator(task)
-            self._evaluator.recall(self._optimizer.archive.best(task, self.target.machine, SEARCH.name))
+            self._evaluator.recall(comparable(self._optimizer.archive, task, self.target.machine))
         try:
             yield self._evaluator
         except UserError:

@@ -222,9 +222,10 @@ class Searching:
 
 
 def _write_page(page: Path, archive: Place, searched: list[Task], endings: Sequence[str]) -> None:
-    """endings: how each search ended.
+    """A line says where it is, or why there is none: a search that ended well does not fail for it.
 
-    A line says where it is, or why there is none: a search that ended well does not fail for it."""
+    endings: how each search ended.
+    """
     from cuda_l2.report.page.reading import of_tasks
     from cuda_l2.report.page.whole import html
 

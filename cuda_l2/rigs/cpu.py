@@ -17,7 +17,6 @@ from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines._base import Baseline, strongest_first
-from cuda_l2.measure.baselines.torch_cpu import MOST_SLOW_FLOPS, MOST_TRIED_FLOPS
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
@@ -37,6 +36,8 @@ from cuda_l2.verify._cpu import CpuSession, launch_timeout_s
 MOST_MODELS = 4
 """KernelBench files whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
 CRAWLS = "one launch takes many seconds on this processor, which has no arithmetic in fp16"
+MOST_REPORTED_S, MOST_TRIED_S = 4.5, 0.3
+"""Seconds of a baseline's launch at most, in a report and in a search."""
 SLOWER = "slower by far on this processor, which has no arithmetic in fp16"
 PAIRS = LEAST_ROUNDS
 """Pairs of processes, torch's and the candidate's, that a report's rounds go round. A process of torch's may be slow as
@@ -100,7 +101,7 @@ class CpuBench(Bench):
     def __init__(self, rig: CpuRig, task: Task, seed: int) -> None:
         self._rig, self._task = rig, task
         self._strongest = ""
-        """Of a product the baseline that searches compare with: the strongest beside the first kernel."""
+        """The baseline that searches of a product compare with: the strongest beside the first kernel."""
         self._draw(seed)
 
     def _draw(self, seed: int) -> None:
@@ -176,8 +177,8 @@ class CpuBench(Bench):
             elif self._strongest:
                 ready = [each for each in ready if each.name == self._strongest]
             if protocol.selects or not self._rig.request.baselines:
-                flops = MOST_TRIED_FLOPS if protocol.selects else MOST_SLOW_FLOPS
-                slow = [each for each in ready if task.flops > flops and each.slow(task, self._rig.target.extensions)]
+                most_s = MOST_TRIED_S if protocol.selects else MOST_REPORTED_S
+                slow = [each for each in ready if each.slow_s(task, self._rig.target.extensions) > most_s]
                 left_out |= dict.fromkeys((each.name for each in slow), SLOWER if protocol.selects else CRAWLS)
                 ready = [each for each in ready if each not in slow]
         return ready, {"left_out": left_out, **baselines.conditions}

@@ -26,7 +26,7 @@ from cuda_l2.propose._base import Proposer
 from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.review._base import Checker
 from cuda_l2.rigs import Rig
-from cuda_l2.search import judge_group
+from cuda_l2.search import comparable, judge_group
 from cuda_l2.settings import Limits
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
@@ -165,7 +165,7 @@ class Collector:
             if not todo:
                 continue
             with Evaluator(task, self.rig, checker=self.checker) as evaluator:
-                evaluator.recall(self.archive.best(task, machine, SEARCH.name))
+                evaluator.recall(comparable(self.archive, task, machine))
                 for pair in todo:
                     self._run(pair, makers[pair.model], evaluator)
                     if pair.failure:

@@ -7,10 +7,8 @@ from cuda_l2.measure.baselines._base import Function, TorchProduct
 from cuda_l2.records import Gemm, Layout, Task
 
 FP16_EXTENSIONS = ("avx512_fp16", "asimdhp")
-MOST_SLOW_FLOPS = 1 << 32
-"""Without arithmetic in fp16, where B is row-major, torch computes 1024^3 (2^31 operations) in 2 s, 2048^3 in 60."""
-MOST_TRIED_FLOPS = 1 << 28
-"""And one of 512^3 in 0.2 s, a hundred times as long as on widened operands: a search tries no larger one."""
+SLOW_NS, SLOW_TN_NS = 2.0, 0.2
+"""Without arithmetic in fp16 a multiply-add takes torch so long where B is row-major, and where it is column-major."""
 
 
 class Preallocated(TorchProduct):
@@ -42,9 +40,11 @@ class Half(TorchProduct):
 
         return lambda a, b, c: torch.matmul(a, b, out=c)
 
-    def slow(self, task: Gemm, extensions: Collection[str]) -> bool:
-        row_major = task.layout is Layout.NN and task.n > 1
-        return task.dtype == "float16" and row_major and not any(name in extensions for name in FP16_EXTENSIONS)
+    def slow_s(self, task: Gemm, extensions: Collection[str]) -> float:
+        if task.dtype != "float16" or any(name in extensions for name in FP16_EXTENSIONS):
+            return 0.0
+        each_ns = SLOW_NS if task.layout is Layout.NN and task.n > 1 else SLOW_TN_NS
+        return task.m * task.n * task.k * each_ns * 1e-9
 
 
 class Widened(TorchProduct):
