@@ -73,8 +73,7 @@ CHOICES ?= results/h200/cublaslt.jsonl.gz
 TABLES = $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices $(CHOICES) \
   $(if $(filter-out 1,$(GPUS)),--workers $(GPUS))
 tables: $(VENV)/.run
-	$(TABLES) --protocols offline,rotating --out results/h200/grid-fp32
-	$(TABLES) --protocols server --out results/h200/grid-fp32-server
+	$(TABLES) --protocols offline,rotating,server --out results/h200/grid-fp32
 	$(TABLES) --accumulate fp16 --arms cuBLASLt-AutoTuning --out results/h200/grid-fp16
 
 clean:

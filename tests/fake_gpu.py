@@ -194,7 +194,7 @@ class Worker(CudaWorker):
     """A worker whose process is this one; messages go through JSON all the same."""
 
     def __init__(self, kernels: Mapping[str, Kernel]) -> None:
-        self.process, self.arena, self.alive, self.traced = WorkerProcess(kernels), None, True, False
+        self.process, self.arena, self.alive = WorkerProcess(kernels), None, True
         self.calls: list[str] = []
 
     def attach(self, arena: Any) -> None:
@@ -219,8 +219,8 @@ class Workers:
         self.worker = Worker(kernels)
 
     @property
-    def _current(self) -> Worker:
-        return self.worker
+    def _used(self) -> dict[bool, Worker]:
+        return {False: self.worker}
 
     detach = CudaWorkers.detach
 

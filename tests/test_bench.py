@@ -11,12 +11,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command_line import run
 from waiting import CLI, interrupt_when, kill_when
 
 from cuda_l2 import optimizer
+from cuda_l2.commands.bench import _baselines as named_baselines
 from cuda_l2.measure.baselines._base import named, product_baselines
 from cuda_l2.measure.protocols import CPU_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
@@ -36,6 +39,7 @@ from cuda_l2.records import (
 from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_summary import cases, ratios, summary
 from cuda_l2.report.live import duration
+from cuda_l2.rigs._base import Request
 from cuda_l2.runs.grid import LEAST_OF_BUCKET, bucket, bucket_name, log2_mnk, read_grid, sample, shuffled
 from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Header, Measurement, ResultsFile, set_aside
 from cuda_l2.runs.settings import SweepSettings
@@ -475,6 +479,13 @@ def test_a_run_over_a_grid_says_at_once_what_it_will_do(tmp_path) -> None:
     assert "under offline, server; 3 baselines (" in first and "torch fp16" in first and str(tmp_path) in first
     assert re.search(r"; this takes at least \d+ s$", first)
     assert second.startswith("0 of 24 shapes; ")
+
+
+@pytest.mark.parametrize(("protocols", "heuristics"), [(["offline", "rotating"], 2), (["rotating"], 0)])
+def test_the_baselines_that_a_grid_names_are_those_that_its_protocols_time(protocols, heuristics) -> None:
+    rig: Any = SimpleNamespace(request=Request(in_full=("offline",)), target=SimpleNamespace(name="cuda"))
+    said = named_baselines(rig, protocols)
+    assert said.count("cuBLASLt-heuristic") == heuristics and said.count("; cuBLASLt-AutoTuning TN") == 1
 
 
 def test_the_least_time_of_a_grid_counts_launches_at_the_peak_and_leaves_out_what_does_not_fit(tmp_path) -> None:

@@ -72,13 +72,13 @@ def judge_again(gpu: Any) -> Iterator[Callable[[], None]]:
 @pytest.mark.gpu
 def test_a_worker_that_is_killed_costs_no_candidate(gpu: Any, judge_again: Callable[[], None]) -> None:
     """As by the kernel where the host has no memory left: the candidate is judged in another one."""
-    os.kill(gpu.workers._current._process.pid, signal.SIGKILL)
+    os.kill(gpu.workers._used[False]._process.pid, signal.SIGKILL)
     judge_again()
 
 
 @pytest.mark.gpu
 def test_memory_that_cannot_be_had_is_no_verdict(gpu: Any, judge_again: Callable[[], None]) -> None:
-    worker = gpu.workers._current
+    worker = gpu.workers._used[False]
     with pytest.raises(MachineError, match="out of memory"):
         worker.call("evict", 10.0, size=1 << 45)
     assert not worker.alive

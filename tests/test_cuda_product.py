@@ -16,7 +16,7 @@ from cuda_cheats import all_cheats
 from fake_gpu import L2_BYTES, SMS, WorkerProcess, Workers, fake_gpu, memory  # noqa: F401 - a fixture
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda import windows
+from cuda_l2.machine.cuda import windows, worker
 from cuda_l2.machine.cuda import worker_main as cuda_worker_main
 from cuda_l2.machine.cuda.arena import OUTSIDE, CudaArena
 from cuda_l2.machine.cuda.windows import ORDERS, ORDERS_OF_TWO, PRODUCT_WINDOWS, Sharing
@@ -455,3 +455,40 @@ def test_a_worker_lives_on_when_its_memory_goes(fake_gpu) -> None:  # noqa: F811
         worker = workers.get(arena)
         workers.detach()
     assert worker.alive and worker.arena is None and worker.process.buffers == {} and worker.calls == ["attach"]
+
+
+def test_a_worker_stays_though_another_was_traced_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Started:
+        arena, alive, mapped = None, True, 0
+
+        def __init__(self, helpers: Path) -> None:
+            made.append(self)
+
+        def attach(self, arena: Any) -> None:
+            self.arena = arena
+
+        def call(self, op: str, timeout_s: float, **arguments: Any) -> None:
+            self.mapped = len(arguments["sizes"])
+
+        def close(self) -> None:
+            self.alive = False
+
+    monkeypatch.setattr(worker, "CudaWorker", Started)
+    monkeypatch.setattr(worker, "compiled_helpers", Path)
+    monkeypatch.setattr(worker, "Helpers", lambda cubin: None)
+    arena = cast(Any, object())
+    with worker.CudaWorkers("sm_90a") as workers:
+        plain, traced = workers.get(arena), workers.get(arena, traced=True)
+        assert plain is not traced
+        for _ in range(3):  # shape by shape, replays and then single launches
+            assert workers.get(arena) is plain and workers.get(arena, traced=True) is traced
+        assert len(made) == 3, "one is ready for whoever needs a fresh one"
+        workers.detach()
+        assert plain.arena is None and traced.arena is None
+        plain.alive = False
+        assert workers.get(arena) not in (plain, traced) and workers.get(arena, traced=True) is traced
+        workers.renew()
+        assert not traced.alive and workers.get(arena, traced=True).alive
+    assert not any(each.alive for each in made)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from waiting import CLI
 
 from cuda_l2.commands.bench import BenchSettings
 from cuda_l2.commands.bench import _by_workers as by_workers
+from cuda_l2.commands.bench import _own as own_shapes
 from cuda_l2.commands.collect import CollectSettings
 from cuda_l2.commands.collect import command as collect
 from cuda_l2.llm.settings import ModelSettings
@@ -119,6 +121,14 @@ def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path
     assert RESULTS in left and SUMMARY not in left, "the command alone writes tables"
     done = run(*ARGUMENTS, "--out", str(out))
     assert "baselines alone on 3 shapes, 3 of them done before" in done.stderr
+
+
+def test_commands_that_take_shapes_begin_each_with_their_part(tmp_path) -> None:
+    shapes = read_grid("16x16x16,16x16x32,16x16x32:tn,16x32x16")
+    taking, alone = BenchSettings(taken=tmp_path / TAKEN), BenchSettings()
+    assert own_shapes(shapes, replace(taking, part="1/2")) == [*shapes]
+    assert own_shapes(shapes, replace(taking, part="2/2")) == [*shapes[1:], shapes[0]], "both layouts go together"
+    assert own_shapes(shapes, replace(alone, part="2/2")) == shapes[2:]
 
 
 def test_an_item_is_taken_by_one_process_and_is_free_again_where_that_dies(tmp_path) -> None:

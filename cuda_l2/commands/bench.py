@@ -220,8 +220,7 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
             "--library times the kernels of a table: it goes neither with --baselines-only nor with --budget"
         )
     gemms = settings.gemms()
-    number, parts = part(settings.part)
-    own = gemms[len(gemms) * (number - 1) // parts : len(gemms) * number // parts]
+    own = _own(gemms, settings)
     out = settings.out or Path("bench-grid")
     require_writable(out / RESULTS)
     if settings.workers and _by_workers(settings, out, gemms):
@@ -252,7 +251,8 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
             tell(
                 f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
                 f" {len(own) - len(pending)} of them done before; under {', '.join(settings.protocol_names)};"
-                f" {_baselines(sweep.rig)}; results go to {out}{_least_time(sweep, pending, results)}"
+                f" {_baselines(sweep.rig, settings.protocol_names)}; results go to {out}"
+                f"{_least_time(sweep, pending, results)}"
             )
             finished = False
             try:
@@ -266,6 +266,20 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
             raise UserError(f"none of {counted(len(gemms), 'shape')} was measured")
         if not finished:
             end_interrupted()
+
+
+def _own(gemms: "Sequence[Gemm]", settings: BenchSettings) -> "Sequence[Gemm]":
+    """The shapes that a command measures, in its order.
+
+    Where commands take them, all, from its part on: so that they do not build the same kernels at the same time.
+    """
+    number, parts = part(settings.part)
+    first, end = (len(gemms) * bound // parts for bound in (number - 1, number))
+    if settings.taken is None:
+        return gemms[first:end]
+    while first and gemms[first].sizes == gemms[first - 1].sizes:  # both layouts are one command's
+        first -= 1
+    return [*gemms[first:], *gemms[:first]]
 
 
 @contextlib.contextmanager
@@ -356,7 +370,8 @@ def _least_time(sweep: "Sweep", pending: list[Gemm], results: ResultsFile) -> st
     return f"; this takes at least {duration(least_s)}{said}"
 
 
-def _baselines(rig: "Rig") -> str:
-    """The baselines that reports time, where a shape has them; names hold commas."""
-    names = [each.name for each in rig.request.reported(product_baselines(rig.target.name))]
+def _baselines(rig: "Rig", protocols: "Sequence[str]") -> str:
+    """The baselines that reports under these protocols time, where a shape has them; names hold commas."""
+    known = product_baselines(rig.target.name)
+    names = dict.fromkeys(each.name for protocol in protocols for each in rig.request.reported(known, protocol))
     return f"{counted(len(names), 'baseline')} ({'; '.join(names)})"

@@ -86,7 +86,7 @@ def share(
 
     asked: what --workers says. out: the command's folder, in which a run goes on from the file `results`; or that file
     itself where this is empty. changed: further options of the parts, by the number of these. ended: exit statuses of a
-    part that is done. by_item: parts on this machine take items with --taken instead of having a --part.
+    part that is done. by_item: parts on this machine also take what others have left, with --taken.
     """
     with _pool(asked) as (found, run), contextlib.ExitStack() as held:
         commands, taken = {}, out / TAKEN
@@ -102,7 +102,7 @@ def share(
             if (out / results).exists() and not (place / results).exists():  # so that nothing is measured twice
                 (place / results).parent.mkdir(exist_ok=True)
                 shutil.copyfile(out / results, place / results)
-            which = {"--taken": str(taken)} if by_item else {"--part": f"{number}/{len(found)}"}
+            which = {"--part": f"{number}/{len(found)}"} | ({"--taken": str(taken)} if by_item else {})
             own = {"--workers": "", **which, "--out": str(place), **changed(len(found))}
             commands[gpu] = workers.own_arguments(sys.argv[1:], own)
         return run(commands, say, ended=ended)

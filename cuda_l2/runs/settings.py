@@ -74,7 +74,7 @@ class SweepSettings:
     cluster, ray for one that is started here (docs/scale.md)."""
     taken: Annotated[Path | None, GRID] = None
     """File, empty at first, in which commands over one grid on one machine note the shapes that they take: each is
-    measured by one of them, as with --workers."""
+    measured by one of them, as with --workers. Each begins with its --part."""
     also: Annotated[tuple[Path, ...], GRID] = ()
     """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
     fresh: Annotated[bool, GRID] = False

@@ -58,8 +58,6 @@ class CudaWorker(Closing):
         self._ready = False
         self.arena: CudaArena | None = None
         self.alive = True
-        self.traced = False
-        """Whether CUPTI was ever in the process."""
 
     def attach(self, arena: CudaArena) -> None:
         """Use this arena's memory from now on."""
@@ -148,42 +146,42 @@ class CudaWorker(Closing):
 
 
 class CudaWorkers(Closing):
-    """Workers that outlive candidates: one in use, the next already starting. A context manager."""
+    """Workers that outlive candidates: those in use, and the next already starting. A context manager."""
 
     def __init__(self, arch: str) -> None:
         self._cubin = compiled_helpers(arch)
         self.helpers = Helpers(self._cubin)
         """The same kernels in this process's own context."""
-        self._current = CudaWorker(self._cubin)
-        try:
-            self._next = CudaWorker(self._cubin)
-        except BaseException:
-            self._current.close()
-            raise
+        self._used: dict[bool, CudaWorker] = {}
+        """By whether CUPTI was in the process: it slows what comes after it."""
+        self._next = CudaWorker(self._cubin)
 
     def get(self, arena: CudaArena, *, traced: bool = False) -> CudaWorker:
-        """A worker with no fault behind it, on this arena. traced: it may be one that CUPTI slows, and will be one."""
-        if not self._current.alive or self._current.traced > traced:
-            self.renew()
-        self._current.traced = traced
-        self._current.attach(arena)
-        return self._current
+        """A worker with no fault behind it, on this arena. traced: one for single launches, which CUPTI times."""
+        worker = self._used.get(traced)
+        if worker is None or not worker.alive:
+            if worker:
+                worker.close()
+            worker, self._next = self._next, CudaWorker(self._cubin)
+            self._used[traced] = worker
+        worker.attach(arena)
+        return worker
 
     def renew(self) -> None:
-        """Throw the current worker away: it ran something that failed, or a fresh process is asked for."""
-        self._current.close()
-        self._current, self._next = self._next, CudaWorker(self._cubin)
+        """Throw the workers in use away: one ran something that failed, or a fresh process is asked for."""
+        while self._used:
+            self._used.popitem()[1].close()
 
     def detach(self) -> None:
         """Have no arena mapped: what a process maps stays taken, though its owner closed it."""
-        worker = self._current
-        if worker.alive and worker.arena is not None:
-            with contextlib.suppress(Fault, MachineError):  # then it is dead, and has nothing
-                worker.call("attach", LOAD_TIMEOUT_S, sizes={}, given=[])
-            worker.arena = None
+        for worker in self._used.values():
+            if worker.alive and worker.arena is not None:
+                with contextlib.suppress(Fault, MachineError):  # then it is dead, and has nothing
+                    worker.call("attach", LOAD_TIMEOUT_S, sizes={}, given=[])
+                worker.arena = None
 
     def close(self) -> None:
-        self._current.close()
+        self.renew()
         self._next.close()
 
 
