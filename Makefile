@@ -88,7 +88,7 @@ $(VENV)/.python:
 
 $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): about 1 GB, several where torch comes with CUDA (TORCH_INDEX: an index of CPU builds) ..."
-	@$(PIP) install --quiet --constraint constraints.txt \
+	@$(PIP) install --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--no-deps --retries 2 --timeout 20 --index-url $(TORCH_INDEX)) torch \
 	  || { echo "torch was not installed; TORCH_INDEX names another index"; exit 2; }
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)' torch $(PAGES)

@@ -10,11 +10,11 @@ import contextlib
 import datetime
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cuda_l2.records import Candidate, Task, Trial, Trust, from_json, to_json
+from cuda_l2.records import FOUND_WRONG, Candidate, Task, Trial, Trust, from_json, to_json
 from cuda_l2.store import holder
 from cuda_l2.store._base import SCHEMA_VERSION, Rows, Step, StoreFault
 from cuda_l2.store.opening import open_database
@@ -22,7 +22,7 @@ from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.place import Place, place_of
 
-__all__ = ["LEASE_S", "SCHEMA_VERSION", "Archive"]
+__all__ = ["LEASE_S", "SCHEMA_VERSION", "Archive", "standing"]
 
 LEASE_S = 300.0
 """How long a claim holds unless it is renewed: longer than a judgement usually takes."""
@@ -118,7 +118,7 @@ class Archive(Closing):
         return _numbered(self._read("trials", given, *given))
 
     def best(self, task: Task, machine: str, protocol: str, count: int = 1) -> list[Trial]:
-        """The fastest measured candidates, each once."""
+        """The fastest measured candidates that were not found wrong afterwards, each once."""
         values = {"task": str(task), "machine": machine, "protocol": protocol, "count": int(count)}
         return [trial for _, trial in _numbered(self._read("best", values))]
 
@@ -173,3 +173,9 @@ def _numbered(rows: Rows) -> list[tuple[int, Trial]]:
         whole = replace(trial, candidate=replace(trial.candidate, source=source)) if source else trial
         found.append((int(number), whole))
     return found
+
+
+def standing(trials: Sequence[Trial]) -> list[Trial]:
+    """Trials in the order they were run, without those after which their kernel was found wrong."""
+    wrong = {t.candidate.id: n for n, t in enumerate(trials) if t.status in FOUND_WRONG}
+    return [trial for number, trial in enumerate(trials) if number >= wrong.get(trial.candidate.id, 0)]

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import overload
@@ -27,7 +27,7 @@ from cuda_l2.measure.protocols import FINALS, SEARCH
 from cuda_l2.plan import CHOICE, LATE_CHOICE, Plan, plan, share
 from cuda_l2.propose._base import Hooks, Proposer, proposer_maker
 from cuda_l2.propose._policy import default_candidates, open_policy
-from cuda_l2.records import Candidate, Task, TimingStatus, Trial, VerdictStatus
+from cuda_l2.records import FOUND_WRONG, Candidate, Task, TimingStatus, Trial, VerdictStatus
 from cuda_l2.review._base import Checker
 from cuda_l2.review.checker import open_checker
 from cuda_l2.rigs import Request, Rig, open_rig
@@ -60,7 +60,7 @@ class Result:
     @property
     def best(self) -> Trial | None:
         """The reported winner; the best trial of the search where that was interrupted."""
-        return next(iter(self.reports.values()), self.search.best)
+        return None if self.search.refuted else next(iter(self.reports.values()), self.search.best)
 
     @property
     def why_no_win(self) -> str:
@@ -195,6 +195,8 @@ class Workbench(Closing):
                 (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=slow)
                 if trial.status != TimingStatus.BUSY:
                     self.archive.append(trial)
+                if trial.status in FOUND_WRONG:  # a search does not take it up again
+                    self.archive.append(replace(trial, protocol=SEARCH.name))
                 yield trial
 
     def close(self) -> None:
@@ -269,13 +271,13 @@ class Optimizer(Workbench):
         self, task: Task, progress: Progress, winner: Trial | None, on_stage: Callable[[str], None] = lambda stage: None
     ) -> Result:
         """Report the winner of a search from another run, and keep its source."""
-        reports: dict[str, Trial] = {}
+        result = Result(task, self.target, progress, {}, None)
         try:
             left_s = progress.ended + self.plan(task).report_s - self.clock.now()
-            not_reported = self._report(winner, reports, on_stage, left_s) if winner is not None else ""
+            if winner is not None:
+                self._report(winner, result, on_stage, left_s)
         except KeyboardInterrupt:
-            progress.interrupted, not_reported = True, ""
-        result = Result(task, self.target, progress, reports, None, not_reported)
+            progress.interrupted = True
         if kept := result.best or progress.untimed:
             result.source_path = self.save_source(kept)
         return result
@@ -378,25 +380,25 @@ class Optimizer(Workbench):
         if state:
             self.archive.save_policy(proposer.name, self.target.machine, state)
 
-    def _report(
-        self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None], within_s: float
-    ) -> str:
-        """Verify and time the winner on fresh inputs under the protocols to report; fills `reports`.
-
-        Why one is missing, where other work had the machine or the time was up.
-        """
+    def _report(self, winner: Trial, result: Result, on_stage: Callable[[str], None], within_s: float) -> None:
+        """Verify and time the winner on fresh inputs under the protocols to report: fills a result's reports."""
         missing = last = ""
         names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
         for trial in self.report(winner, names, lambda name: on_stage(f"reporting: {name}"), within_s=within_s):
             last = trial.protocol
-            if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
-                raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
+            correct = trial.verdict and trial.verdict.status is VerdictStatus.CORRECT
+            if not correct or trial.status in FOUND_WRONG:
+                failed = f"the winner {winner.candidate.id} failed when it was checked again"
+                result.reports, result.search.refuted = {}, f"{failed}: {trial.reason}"
+                return
             if trial.timing and trial.timing.speedup:
-                reports[trial.protocol] = trial
+                result.reports[trial.protocol] = trial
             elif trial.timing and trial.timing.status is TimingStatus.BUSY:
                 missing = f"{trial.protocol}: {trial.reason}"
         left_out = ", ".join(names[names.index(last) + 1 :])
-        return "; ".join(filter(None, [missing, left_out and f"{left_out}: the time for the report was up"]))
+        result.not_reported = "; ".join(
+            filter(None, [missing, left_out and f"{left_out}: the time for the report was up"])
+        )
 
     def save_source(self, trial: Trial) -> Path:
         """Write a winner's source beside the archive, or in the home folder where that is on a server."""

@@ -164,6 +164,10 @@ class TimingStatus(enum.StrEnum):
     BUSY = "busy"  # other work had the cores all the time: nothing about the candidate
 
 
+FOUND_WRONG = ("incorrect", "imprecise", "unhygienic", "forbidden", "crashed", "wrong-output")
+"""A trial's status where the kernel is at fault; one that was timed out may have met a busy machine."""
+
+
 class Trust(enum.StrEnum):
     """How far a trial can be believed, by what its candidate is."""
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cuda_l2.archive import LEASE_S, Archive
+from cuda_l2.archive import LEASE_S, Archive, standing
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
@@ -46,6 +46,7 @@ class Progress:
     summary: str = ""  # the proposer's own
     trials: list[Trial] = field(default_factory=list)
     reviews: collections.Counter[str] = field(default_factory=collections.Counter)  # of jumps in reward, by status
+    refuted: str = ""  # why the winner is none: what it was found to do when it was checked again
     untimed: Trial | None = None  # the last that was correct, and not timed because the machine was busy
     checker: str = ""  # the checker's questions and their cost, in one line
     ended: float = 0.0  # by the evaluator's clock
@@ -59,6 +60,8 @@ class Progress:
     @property
     def why_none(self) -> str:
         """Why a search has no best kernel, where it has none."""
+        if self.refuted:
+            return self.refuted
         if self.untimed:
             return f"no kernel was timed: {self.untimed.reason}; search again when the machine is quiet, or longer"
         return "no correct kernel was found; search longer"
@@ -155,7 +158,7 @@ def taken(judges: Judges, evaluator: Evaluator, judged: "Future[Judged]") -> Tri
 
 def comparable(archive: Archive, task: Task, machine: str) -> list[Trial]:
     """The trials of earlier searches; of a product on a CPU those over the baseline of the latest one."""
-    trials = [(trial, trial.timing) for trial in archive.trials(task, machine, SEARCH.name)]
+    trials = [(trial, trial.timing) for trial in standing(archive.trials(task, machine, SEARCH.name))]
     latest = next((timing.reference for trial, timing in reversed(trials) if timing and trial.speedup), "")
     one = task.product and machine.startswith("cpu:")
     return [trial for trial, timing in trials if not (one and timing and timing.reference != latest)]

@@ -75,6 +75,7 @@ COMMANDS = (
         (["prove", "missing.csv"], "missing.csv"),
         (["tune"], "name the shapes"),
         (["tune", "8-4x64x64"], "range of rows"),
+        (["tune", "64x64xq"], "cannot read the shape"),
         (["optimize", "64x64x64", "--seed", "-1"], "seed"),
         (["optimize", "64x64x64", "999999x999999x999999"], "memory"),
         (["show", "64x64x64", "--count", "0"], "at least 1"),

@@ -1,11 +1,20 @@
 """The Python interface: optimize, its kernel, evaluate."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 import cuda_l2
+from cuda_l2.library import saved
+from cuda_l2.library.kernel import TorchKernel
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.optimizer import Optimizer
+from cuda_l2.records import FOUND_WRONG, Candidate
+from cuda_l2.report import tables
+from cuda_l2.search import Progress, comparable
 from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
 
@@ -28,6 +37,31 @@ def test_the_report_comes_from_runs_after_the_search(result) -> None:
     assert set(result.reports) == {"offline", "server"}
     assert result.best.protocol == "offline"
     assert result.best.verdict.passed[-3:] == ("often", "ahead", "statics")
+
+
+def test_a_winner_that_turns_out_wrong_is_none_for_anybody_from_then_on(result, tmp_path) -> None:
+    """As one that an earlier version of the checks let pass; what else is searched goes on."""
+    wrong = Candidate((Path(__file__).parent / "cheats" / "tired.c").read_text(), schedule=(("MC", 8),))
+    taken = replace(result.best, candidate=wrong, protocol="search")
+    settings = Settings(archive=tmp_path / "archive.db", trials=1)
+    with Optimizer(settings) as optimizer:
+        task, machine = result.task, optimizer.target.machine
+        optimizer.archive.append(taken)
+        assert [trial.candidate.id for trial in optimizer.archive.best(task, machine, "search")] == [wrong.id]
+        ended = optimizer.conclude(task, Progress(proposed=1, best=taken), taken)
+        assert ended.best is None and not ended.wins and not ended.reports
+        assert f"the winner {wrong.id} failed when it was checked again: " in ended.why_no_win
+        assert ended.why_no_win in tables.ended(ended) and json.loads(tables.result_json(ended))["best"] is None
+        assert isinstance(ended.kernel, TorchKernel)
+        assert not optimizer.archive.best(task, machine, "search")
+        known = optimizer.archive.find(task, wrong, machine, "search")
+        assert known and known.status in FOUND_WRONG
+        assert [trial.status for trial in comparable(optimizer.archive, task, machine)] == [known.status]
+        with pytest.raises(UserError, match="no kernel for 70x50x90:tn has been timed"):
+            saved.best(task, settings.archive)
+        optimizer.archive.append(taken)
+        assert optimizer.archive.best(task, machine, "search"), "measured anew, it counts again"
+        assert saved.best(task, settings.archive)
 
 
 def test_evaluate_takes_one_source_or_a_batch(result) -> None:

@@ -15,6 +15,8 @@ from cyclopts import Parameter
 from cuda_l2 import tasks
 from cuda_l2.commands._options import require_target, tell
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine import chosen
+from cuda_l2.records import Task
 from cuda_l2.settings import BUDGET, Settings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported
@@ -71,12 +73,13 @@ def command(
         protocol=protocol,
         model=ModelSettings(without_sandbox=without_sandbox),
     )
+    wanted = [tasks.parse(shape, chosen(target), kernelbench) for shape in shapes]
     agents = imported("cuda_l2.agents.server", "cuda-l2 mcp needs", "mcp")
 
     from cuda_l2.agents.wire import Wire
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clients end servers so: nothing is to be left behind
-    opened = partial(_opened, shapes, settings, kernelbench)
+    opened = partial(_opened, wanted, settings)
     if http is None:
         if sys.stdin and sys.stdin.isatty():
             tell("an agent starts this command and talks to it; docs/llm.md says how to register it. Ctrl-C ends it")
@@ -90,15 +93,13 @@ def command(
 
 
 @contextlib.contextmanager
-def _opened(shapes: list[str], settings: Settings, kernelbench: Path | None) -> Iterator["Workshop"]:
+def _opened(wanted: list[Task], settings: Settings) -> Iterator["Workshop"]:
     """The workshop for these tasks; says at its end what was submitted."""
     from cuda_l2.agents.workshop import Workshop
-    from cuda_l2.machine import chosen
     from cuda_l2.optimizer import Optimizer
     from cuda_l2.propose._model_policy import require_sandbox
 
     require_sandbox(settings.model.without_sandbox)
-    wanted = [tasks.parse(shape, chosen(settings.target), kernelbench) for shape in shapes]
     with Optimizer(settings) as optimizer, Workshop(optimizer, wanted) as workshop:
         try:
             yield workshop

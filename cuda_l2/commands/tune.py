@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2.records import Gemm
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
 
@@ -39,7 +40,7 @@ def command(
             kernels that read B before the launch ahead has ended.
     """
     texts = [*shapes, *(f"{rows}x{layer}" for layer in layers(model_config))] if model_config else shapes
-    wanted = [shape for text in texts for shape in expanded(text)]
+    wanted = [Gemm.parse(shape) for text in texts for shape in expanded(text)]
     if not wanted:
         raise UserError("name the shapes to tune, as in 1-64x4096x4096:tn:bf16")
     from cuda_l2.library.deploy import vendor

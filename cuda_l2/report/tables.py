@@ -130,6 +130,8 @@ def print_result(result: "Result") -> None:
 def ended(result: "Result") -> str:
     """How a search ended, in a line."""
     best, search = result.best, result.search
+    if search.refuted:
+        return f"{result.task}: {search.refuted}; search again"
     if best is None and search.untimed:
         return (
             f"{result.task}: the kernel {search.untimed.candidate.id} is correct and could not be timed:"

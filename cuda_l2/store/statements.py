@@ -32,6 +32,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from cuda_l2.records import FOUND_WRONG
 from cuda_l2.store import schema
 from cuda_l2.store.schema import candidates, claims, exchanges, policies, trials
 
@@ -114,10 +115,14 @@ def _trials(filters: tuple[str, ...]) -> Executable:
 
 
 def _best(*_: Any) -> Executable:
-    """A candidate's fastest trial, the first of equals."""
+    """A candidate's fastest trial, the first of equals, of those after which it was not found wrong."""
     order = trials.c.speedup.desc(), trials.c.number
     place = func.row_number().over(partition_by=trials.c.candidate, order_by=order).label("place")
-    conditions = _equal(trials, "task", "machine", "protocol")
+    later = trials.alias()
+    same = [later.c[name] == trials.c[name] for name in ("task", "machine", "candidate")]
+    found_wrong = or_(*(later.c.status == status for status in FOUND_WRONG))
+    wrong = select(later.c.number).where(*same, later.c.number > trials.c.number, found_wrong)
+    conditions = [*_equal(trials, "task", "machine", "protocol"), ~wrong.exists()]
     ranked = select(trials.c.number, place).where(*conditions, trials.c.status == "measured").subquery()
     first = select(ranked.c.number).where(ranked.c.place == 1)
     return _whole().where(trials.c.number.in_(first)).order_by(*order).limit(_count())
