@@ -31,7 +31,7 @@ from cuda_l2.records import FOUND_WRONG, Candidate, Task, TimingStatus, Trial, V
 from cuda_l2.review._base import Checker
 from cuda_l2.review.checker import open_checker
 from cuda_l2.rigs import Request, Rig, open_rig
-from cuda_l2.search import Judges, Progress, Scope, search
+from cuda_l2.search import Judges, Progress, Scope, comparable, search
 from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.closing import Closing
@@ -296,7 +296,7 @@ class Optimizer(Workbench):
         gone already; preparing the task's inputs counts too.
         """
         ends = self.clock.now() + self.settings.budget_s - spent_s
-        history = {t.candidate.id: t for t in self.archive.trials(task, self.target.machine, SEARCH.name)}
+        history = {t.candidate.id: t for t in comparable(self.archive, task, self.target.machine)}
         winner: Trial | None = None
 
         def remember(progress: Progress) -> None:

@@ -64,6 +64,24 @@ def test_a_winner_that_turns_out_wrong_is_none_for_anybody_from_then_on(result, 
         assert saved.best(task, settings.archive)
 
 
+def test_a_policy_is_shown_speedups_over_one_baseline(result, tmp_path, monkeypatch) -> None:
+    """Not those of a search that compared with a weaker one."""
+    timing = result.best.timing
+    weak = replace(result.best, timing=replace(timing, reference="torch fp16"), candidate=Candidate("// weak"))
+    with Optimizer(Settings(budget_s=3600, trials=1, archive=tmp_path / "archive.db")) as optimizer:
+        for trial in (weak, result.best):
+            optimizer.archive.append(replace(trial, protocol="search"))
+        made, shown = optimizer._policy.proposer, list[str]()
+
+        def proposer(task, target, trials, *rest):
+            shown.extend(trial.candidate.id for trial in trials())
+            return made(task, target, trials, *rest)
+
+        monkeypatch.setattr(optimizer._policy, "proposer", proposer)
+        optimizer.find(result.task)
+    assert shown == [result.best.candidate.id]
+
+
 def test_evaluate_takes_one_source_or_a_batch(result) -> None:
     good = result.best.candidate.source
     trial = cuda_l2.evaluate(good, "70x50x90:tn")

@@ -200,7 +200,7 @@ class Workshop(Closing):
 
     def _history(self, task: Task) -> list[Trial]:
         """The latest trial of each candidate by which searches chose."""
-        trials = self._optimizer.archive.trials(task, self.target.machine, SEARCH.name)
+        trials = comparable(self._optimizer.archive, task, self.target.machine)
         return [*{trial.candidate.id: trial for trial in trials}.values()]
 
     def _best(self, task: Task) -> Trial | None:
@@ -208,8 +208,9 @@ class Workshop(Closing):
 
     def _trial(self, task: Task, candidate: str) -> Trial:
         """The latest measured trial of a candidate, of the best where the id is empty."""
-        found = [trial for trial in self._history(task) if trial.speedup and trial.candidate.id == candidate.strip()]
-        trial = found[0] if found else None if candidate.strip() else self._best(task)
+        trials = self._optimizer.archive.trials(task, self.target.machine, SEARCH.name)
+        found = [trial for trial in trials if trial.speedup and trial.candidate.id == candidate.strip()]
+        trial = found[-1] if found else None if candidate.strip() else self._best(task)
         if trial is None:
             raise UserError(f"no correct kernel {candidate.strip()[:40]!r} is known for {task}; submit it first")
         return trial

@@ -21,13 +21,12 @@ from cuda_l2.learn.settings import StageSettings
 from cuda_l2.learn.tune import Say, adapters, on_one_gpu, train, trainer_options
 from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.measure.clock import CLOCK
-from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._answer import parse_answer
 from cuda_l2.records import Candidate, Task, TimingStatus, Trial
 from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
 from cuda_l2.runs.judging import Evaluators
-from cuda_l2.search import Group, Judges, judge_group
+from cuda_l2.search import Group, Judges, comparable, judge_group
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
@@ -56,7 +55,7 @@ class Judge(Closing):
     def history(self, task: Task) -> list[Trial]:
         """The task's trials so far, on this machine."""
         if task not in self._histories:
-            self._histories[task] = self._archive.trials(task, self._rig.target.machine, SEARCH.name)
+            self._histories[task] = comparable(self._archive, task, self._rig.target.machine)
         return self._histories[task]
 
     def writing(self) -> None:
