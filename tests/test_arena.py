@@ -12,7 +12,7 @@ import torch
 from cuda_l2 import contract, tasks
 from cuda_l2.machine.cpu.arena import ALIGN, FAR, Arena, CandidateMemory
 from cuda_l2.machine.fills import POISONS
-from cuda_l2.machine.tensors import stored
+from cuda_l2.machine.tensors import rounded_up, stored
 from cuda_l2.measure.operands import CaseOperands
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.records import DTYPE_BYTES, Gemm, Operation, Tensor
@@ -145,7 +145,7 @@ def test_tensors_of_slots_lie_in_every_order() -> None:
     with Arena([gemm], slots=128, workspace_bytes=64) as arena:
         orders = Counter(tuple(np.argsort(arena.offsets(slot))) for slot in range(128))
         distances = Counter(arena.offset("a", slot) - arena.offset("c", slot) for slot in range(128))
-    assert len(orders) == 6 and min(orders.values()) >= 5 and max(distances.values()) < 16
+    assert len(orders) == 6 and min(orders.values()) >= 1 and max(distances.values()) < 16
 
 
 def test_a_new_process_finds_nothing_of_an_earlier_one(arena) -> None:
@@ -164,7 +164,8 @@ def test_a_new_process_finds_nothing_of_an_earlier_one(arena) -> None:
     assert np.array_equal(arena.row(0, TASK.inputs[0]), x)
     assert not any(arena.row(slot, TASK.inputs[0]).any() for slot in range(1, arena.slots))
     assert all(arena.tensor(slot, TASK.outputs[0]).isnan().all() for slot in range(4))
-    assert (arena._bytes[arena.workspace_offset : arena.workspace_offset + 64] == 0xFB).all()
+    held = set(arena._bytes[arena.workspace_offset : arena.workspace_offset + 64].tolist())
+    assert held in ({0}, {0xFB})
     assert arena.gaps_intact()
 
 
@@ -209,3 +210,31 @@ def test_a_matrix_product_is_a_task_like_any_other(shape) -> None:
         words = arena._bytes[table : table + 8 * 7].view(np.int64).tolist()
         assert words == [3, 5, 7, *arena.offsets(1), arena.workspace_offset] and memory.arguments == ()
         assert abs(arena.offset("a", 1) - arena.offset("a", 0)) >= a.bytes + 64
+
+
+@pytest.mark.parametrize("slots", [8, 128])
+def test_inputs_of_some_slots_lie_right_behind_one_another_and_one_slot_is_the_usual_allocators(slots) -> None:
+    gemm = Gemm(24, 40, 31)
+    a, b = gemm.inputs
+    with Arena([gemm], slots=slots, workspace_bytes=64) as arena:
+        ends = [rounded_up(arena.offset("a", slot) + a.bytes, 64) for slot in range(slots)]
+        behind = [slot for slot in range(slots) if arena.offset("b", slot) == ends[slot]]
+        assert behind == [*range({8: 6, 128: 64}[slots], slots)]
+        assert all(arena.offset(tensor.name, 1) % ALIGN == 64 for tensor in gemm.tensors)
+        slot = behind[0]
+        for place in (
+            arena.offset("a", slot) - 1,
+            arena.offset("a", slot) + a.bytes,
+            arena.offset("b", slot) + b.bytes,
+        ):
+            arena._bytes[place] ^= 0xFF
+            assert not arena.gaps_intact(slot)
+            arena._bytes[place] ^= 0xFF
+        values = {"a": torch.ones(24, 31).half(), "b": torch.ones(31, 40).half()}
+        arena.write(slot, values)
+        assert arena.untouched(slot, values) and arena.gaps_intact(slot)
+        arena.at = {"b": "a"}
+        memory = CandidateMemory(arena, contract.parse_cpu('/* cuda-l2\ntarget = "cpu"\n*/'))
+        table = memory.write_calls([slot])
+        found_a, found_b, _ = arena._bytes[table + 24 : table + 48].view(np.int64).tolist()
+        assert found_a == found_b == arena.offset("a", slot)

@@ -69,7 +69,7 @@ def test_a_kind_of_a_review_ends_as_said(name, judge, target, monkeypatch) -> No
     if kind.get("expect") == "timed-out":
         monkeypatch.setattr(cpu_session, "LAUNCH_TIMEOUT_S", 1.0)
     monkeypatch.setattr(structure, "DRAWN", len(structure.PATTERNS))
-    trial = judge(kind_source(name), "32x48x64")
+    trial = judge(kind_source(name), kind.get("shape", "32x48x64"))
     assert trial.status in kind.get("expect", "measured").split(), trial.reason
     assert kind.get("reason", "") in f"{trial.reason} {trial.verdict.check if trial.verdict else ''}", trial.reason
 

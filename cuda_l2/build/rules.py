@@ -48,6 +48,9 @@ _STACK_IS_CODE = re.compile(r'\.note\.GNU-stack,"[a-z]*x')
 _SYSTEM_REGISTER = re.compile(r"^\s+(mrs)\s+\w+, *(?!fpcr|fpsr|nzcv)\w+", re.M)
 
 _ASSEMBLY = re.compile(r"\b(asm|__asm|__asm__)\b")
+_FRAME = re.compile(
+    r"\b__builtin_(?:return_address|frame_address|extract_return_addr|apply(?:_args)?|dwarf_cfa|stack_address)\b"
+)
 _STANDARD_ATTRIBUTE = re.compile(r"\[\s*\[")
 _DIGRAPH = re.compile(r"<:|:>|<%|%>|%:")
 _ATTRIBUTE = re.compile(r"\b__attribute(?:__)?\b\s*\(\s*\(")
@@ -89,6 +92,8 @@ def refuse_expansion(expanded: str, source_name: str) -> str:
     text = lexing.blank("\n".join(own))
     if _ASSEMBLY.search(text):
         return "assembly is not allowed, also when macros spell it"
+    if found := _FRAME.search(text):
+        return f"{found.group()} is not allowed: a kernel has no use for its caller's place"
     if _STANDARD_ATTRIBUTE.search(text) or _DIGRAPH.search(text):
         return "[[attributes]] are not allowed; __attribute__((...)) is, for some"
     for match in _ATTRIBUTE.finditer(text):

@@ -102,6 +102,10 @@ class Session(Judged, ABC):
         for turn in turns:
             yield turn, self.launch(turn.case, turn.prefill, keep=turn.keep)
 
+    @abstractmethod
+    def launch_on_one(self, case: Case) -> Outputs:
+        """The outputs of one launch of a matrix product that finds B where A lies; the case's B has A's bytes."""
+
     def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
         """The outputs of the last of so many equal launches in a row, or of fewer heavy ones; it finds poison in place.
 
@@ -168,10 +172,6 @@ class GpuSession(Session):
         That kernel lets the next one begin at once, and so do the `between` kernels between it and the candidate.
         CheckFailed where it reads anything but the poison.
         """
-
-    @abstractmethod
-    def launch_on_one(self, case: Case) -> Outputs:
-        """The outputs of one launch of a matrix product that finds B where A lies; the case's B has A's bytes."""
 
     @abstractmethod
     def launch_side_by_side(self, case: Case) -> Iterator[list[Outputs]]:

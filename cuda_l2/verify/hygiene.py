@@ -65,7 +65,7 @@ class Hygiene(Check):
         # one step off: for who stores only what is further off than rounding
         beside_right = {name: (words(tensor) ^ 1).view(tensor.dtype) for name, tensor in right.items()}
         prefills = itertools.chain(
-            [(HELD, other_right), (HELD, beside_right)],
+            [(HELD, other_right), (HELD, beside_right), (HELD, {n: torch.zeros_like(t) for n, t in right.items()})],
             ((SKIPS, part) for part in _right_in_part(session, right, other_right)),
         )
         try:

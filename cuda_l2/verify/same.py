@@ -10,25 +10,27 @@ import torch
 
 from cuda_l2.machine.tensors import stored, view
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import GpuSession, ProductCheck, Session, require_right
+from cuda_l2.verify._base import ProductCheck, Session, require_right
 from cuda_l2.verify.structure import ODD
 
 
 class SameOperand(ProductCheck):
     name = "same operand"
     order = 45
-    device = "cuda"
 
     def applies(self, session: Session) -> bool:
         return super().applies(session) and len({tensor.bytes for tensor in session.task.inputs}) == 1
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        assert isinstance(session, GpuSession)
         case = cases.get("same operand", 0, _make)
         require_right(case, session.launch_on_one(case), "where A and B are one tensor")
         for number, rows in enumerate(("each row", "one row")):
             case = cases.get("same operand but one", number, partial(_make_but_one, number))
             require_right(case, session.launch(case), f"where B has A's bytes but for one element of {rows}")
+
+        if cases.task.m == cases.task.n:
+            case = cases.get("same operand", 1, _make_transpose)
+            require_right(case, session.launch(case), "where B is A's transpose")
 
 
 LARGEST = 8192.0
@@ -41,6 +43,11 @@ def _make(cases: ProductCases, generator: torch.Generator) -> ProductCase:
     drawn *= min(1.0, (LARGEST / cases.task.k) ** 0.5)
     case, (a, b) = cases.operands(drawn, other), cases.task.inputs
     return cases.with_rows(replace(case, tensors={"a": case.a, "b": view(stored(case.a, a), b)}))
+
+
+def _make_transpose(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    a = _make(cases, generator).a
+    return cases.with_rows(cases.operands(a, a.t()))
 
 
 def _make_but_one(one_row: int, cases: ProductCases, generator: torch.Generator) -> ProductCase:

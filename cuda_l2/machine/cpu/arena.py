@@ -7,12 +7,13 @@ A candidate's process maps the pages of the tensors and of the workspace that it
 weights to be read only, and nothing before, between or behind them: what reaches a page further ends it. What is left
 of the pages is guarded, and holds NaN before some launches and other numbers before others, so that a result shows what
 it took from there. Tensors begin at other places of a page in every slot; those of the first slot end in the last line
-of a page.
+of a page. Inputs and weights of some slots lie right behind one another, as where an allocator gave them so.
 All tensors of all slots lie in one random order: which of two has the lower address, and how far apart they are,
 differs from slot to slot. Some of them lie FAR behind the others, in addresses alone: their offsets need over 32 bits.
 """
 
 import itertools
+import math
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,10 @@ LINE = 64
 WORDS_A_SEGMENT = 3
 FAR = 1 << 35
 """Addresses that nothing has, in bytes: more than 32 bits count, of elements of 4 bytes too."""
+PLACES = ALIGN // LINE
+"""Slots in which a tensor begins at every place of a page."""
+USUAL = 1
+"""The slot whose tensors begin a line into their page, as large ones of the usual allocator do."""
 NAN_BYTE = 0xFF
 """Words of it are NaN in every type of real numbers, and -1 in others."""
 Bytes = npt.NDArray[np.uint8]
@@ -48,6 +53,8 @@ class Arena(Closing):
 
     def __init__(self, tasks: Sequence[Task], *, slots: int, workspace_bytes: int) -> None:
         self.workspace_bytes = workspace_bytes
+        self.at: dict[str, str] = {}
+        """For launches from now on: names of tensors that are to be found where another lies."""
         self._rng = np.random.default_rng()
         self._most_slots = {str(task): slots if task == tasks[0] else 1 for task in reversed(tasks)}
         for self._far in (FAR, 0):  # without it where limits leave no room for addresses that nothing fills
@@ -94,19 +101,26 @@ class Arena(Closing):
         self._table = slice(ALIGN, ALIGN + 8 * max(words * self.slots, segments))
         self._offsets = {tensor.name: [0] * self.slots for tensor in task.tensors}
         end = self._table.stop
-        count = len(task.tensors) * self.slots
-        for number, pair in enumerate(self._rng.permutation(count)):
-            slot, index = divmod(int(pair), len(task.tensors))
-            end += self._far if number == count // 2 else 0
-            tensor = task.tensors[index]
-            # odd numbers of lines beyond the first slot's: every place of a page comes up, in another order for each
-            place = (slot * (2 * index + 1) * LINE - rounded_up(tensor.bytes, LINE)) % ALIGN
-            start = rounded_up(end, ALIGN) + ALIGN + place  # behind a page that nobody maps
-            self._offsets[tensor.name][slot] = start
-            end = start + tensor.bytes
+        blocks = [(slot, block) for slot in range(self.slots) for block in self._blocks(task, slot)]
+        for number, chosen in enumerate(self._rng.permutation(len(blocks))):
+            slot, block = blocks[chosen]
+            end += self._far if number == len(blocks) // 2 else 0
+            end = rounded_up(end, ALIGN) + ALIGN + _place(task, slot, block[0])  # behind a page that nobody maps
+            for tensor in block:
+                self._offsets[tensor.name][slot] = start = rounded_up(end, LINE)
+                end = start + tensor.bytes
         start = rounded_up(end, ALIGN) + ALIGN
         self._workspace = slice(start, start + rounded_up(self.workspace_bytes, ALIGN))
         return self._workspace.stop + ALIGN
+
+    def _blocks(self, task: Task, slot: int) -> list[tuple[Tensor, ...]]:
+        """What lies together in a slot: each tensor by itself, or inputs and weights right behind one another.
+
+        These do in the slots behind those that have every place of a page; where slots are few in a quarter of them.
+        """
+        if slot < min(PLACES, math.ceil(0.75 * self.slots)) or self.slots == PLACES:
+            return [(tensor,) for tensor in task.tensors]
+        return [tuple(task.given), *((tensor,) for tensor in task.outputs)]
 
     @property
     def workspace_offset(self) -> int:
@@ -133,10 +147,12 @@ class Arena(Closing):
 
     def _gaps(self, slot: int) -> Iterator[Bytes]:
         """The rest of each tensor's first and last page: all that is mapped beside it."""
-        for tensor in self.task.tensors:
-            start = self.offset(tensor.name, slot)
-            end = start + tensor.bytes
-            yield self._bytes[start // ALIGN * ALIGN : start]
+        for block in self._blocks(self.task, slot):
+            end = self.offset(block[0].name, slot) // ALIGN * ALIGN
+            for tensor in block:
+                start = self.offset(tensor.name, slot)
+                yield self._bytes[end:start]
+                end = start + tensor.bytes
             yield self._bytes[end : rounded_up(end, ALIGN)]
 
     def tensor(self, slot: int, tensor: Tensor) -> torch.Tensor:
@@ -185,10 +201,10 @@ class Arena(Closing):
         return bool((self.row(slot, tensor).view(poison.dtype) == poison).all())
 
     def poison_workspace(self, used_bytes: int) -> None:
-        """Fill a candidate's workspace with garbage, and guard the rest of its last page."""
+        """Fill a candidate's workspace with garbage or zeros, and guard the rest of its last page."""
         start = self.workspace_offset
         self._workspace_guard = slice(start + used_bytes, start + rounded_up(used_bytes, ALIGN))
-        self._bytes[start : start + used_bytes] = SCRATCH_BYTE
+        self._bytes[start : start + used_bytes] = SCRATCH_BYTE * int(self._rng.integers(2))
         self._bytes[self._workspace_guard] = GUARD_BYTE
 
     def gaps_intact(self, slot: int | None = None) -> bool:
@@ -225,6 +241,16 @@ class Arena(Closing):
             self.fd = -1
 
 
+def _place(task: Task, slot: int, tensor: Tensor) -> int:
+    """How far into its page a slot's tensor begins, unless it lies behind another, in bytes."""
+    # odd numbers of lines beyond the first slot's: every place of a page comes up, in another order for each tensor
+    lines, behind = 2 * task.tensors.index(tensor) + 1, rounded_up(tensor.bytes, LINE)
+    own, usual = ((number * lines * LINE - behind) % ALIGN for number in (slot, USUAL))
+    if slot == USUAL:
+        return LINE
+    return usual if own == LINE else own
+
+
 class CandidateMemory:
     """The arena as one candidate's worker needs it: launches in the words of its contract, at the sizes selected.
 
@@ -246,5 +272,5 @@ class CandidateMemory:
         """Put launches on these slots into the table; returns its offset."""
         arena, names = self.arena, self.interface.names
         sizes = self.interface.bind(arena.task).values()
-        places = [[arena.offset(name, slot) for name in names] for slot in slots]
+        places = [[arena.offset(arena.at.get(name, name), slot) for name in names] for slot in slots]
         return arena.write_table([[*sizes, *offsets, arena.workspace_offset] for offsets in places])

@@ -119,17 +119,19 @@ static void read_all(void *to, size_t size) {
 }
 
 /* How this thread rounds, what it flushes to zero and which exceptions stop it. The flags that arithmetic raises are
- * cleared: a launch could tell the next one something by them. */
+ * set at random: a launch could tell the next one something by them, and a caller's may be any. */
 static uint64_t float_control(void) {
+    static _Thread_local uint32_t drawn;
+    drawn = (drawn ^ (uint32_t)((uintptr_t)&command_fd >> 12)) * 1664525u + 1013904223u;
 #if defined(__x86_64__)
     uint32_t vectors, word = 0;
     __asm__ volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(vectors), "=m"(word));
-    vectors &= ~0x3fu;
+    vectors = (vectors & ~0x3fu) | drawn >> 26;
     __asm__ volatile("ldmxcsr %0" : : "m"(vectors));
-    return (uint64_t)(word & 0xffff) << 32 | vectors;
+    return (uint64_t)(word & 0xffff) << 32 | (vectors & ~0x3fu);
 #else
     uint64_t control;
-    __asm__ volatile("mrs %0, fpcr\n\tmsr fpsr, xzr" : "=r"(control));
+    __asm__ volatile("mrs %0, fpcr\n\tmsr fpsr, %1" : "=&r"(control) : "r"((uint64_t)(drawn >> 27)));
     return control;
 #endif
 }

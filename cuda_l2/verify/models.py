@@ -1,0 +1,134 @@
+"""Operands as models have them, in all of their rows: no kernel may be right for random numbers alone.
+
+Activations behind a norm, a softmax or a ReLU, images, masks, padding, a batch twice, weights as layers begin with
+them, outliers in one channel, and the matrices of textbooks; and a number beside which the rest of its row is small,
+where it meets zeros.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from cuda_l2.tasks.products import ProductCase, ProductCases
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_all_right
+
+DRAWN = 8
+"""Patterns of each operand of a large product; a small one has them all."""
+SMALL_FLOPS = 1 << 23
+USUAL_SCALE = 0.02
+OUTLIER = 30.0
+DOMINATES, DOMINATED = 25000.0, 0.2
+Pattern = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def _uniform(rows: torch.Tensor) -> torch.Tensor:
+    """Normal numbers as uniform ones between -1 and 1."""
+    return torch.erf(rows * 0.5**0.5)
+
+
+def _one_hot(rows: torch.Tensor, at: int) -> torch.Tensor:
+    places_R = (at + 7 * torch.arange(len(rows), device=rows.device)) % rows.shape[1]
+    return torch.zeros_like(rows).scatter(1, places_R[:, None], 1.0)
+
+
+def _padded(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return torch.cat([rows[: -(-3 * len(rows) // 4)], torch.zeros_like(rows[-(-3 * len(rows) // 4) :])])
+
+
+def _twice(rows: torch.Tensor, at: int) -> torch.Tensor:
+    half = len(rows) // 2
+    return torch.cat([rows[:half], rows[:half], rows[2 * half :]])
+
+
+def _two_of_four_zero(rows: torch.Tensor, at: int) -> torch.Tensor:
+    places_K = torch.arange(rows.shape[1], device=rows.device)
+    return rows * ((places_K + at) % 4 < 2)
+
+
+def _outlier_channel(rows: torch.Tensor, at: int) -> torch.Tensor:
+    scales_K = torch.ones_like(rows[0])
+    scales_K[at % len(scales_K)] = OUTLIER
+    return rows * scales_K
+
+
+def _toeplitz(rows: torch.Tensor, at: int) -> torch.Tensor:
+    edge = torch.cat([rows[1:, 0].flip(0), rows[0]])  # up the first column, then along the first row
+    return edge.unfold(0, rows.shape[1], 1).flip(0)
+
+
+def _symmetric(rows: torch.Tensor, at: int) -> torch.Tensor:
+    size, found = min(rows.shape), rows.clone()
+    found[:size, :size] = rows[:size, :size].tril() + rows[:size, :size].tril(-1).t()
+    return found
+
+
+def _normalized(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True, correction=0).clamp(min=1e-3)
+
+
+PATTERNS: dict[str, Pattern] = {
+    "normal numbers": lambda rows, at: rows,
+    "weights of a usual scale": lambda rows, at: rows * USUAL_SCALE,
+    "weights within a root of K": lambda rows, at: _uniform(rows) * rows.shape[1] ** -0.5,
+    "a softmax of each row": lambda rows, at: rows.softmax(1),
+    "normalized rows": _normalized,
+    "a ReLU": lambda rows, at: rows.clamp(min=0),
+    "numbers between 0 and 1": lambda rows, at: (_uniform(rows) + 1) / 2,
+    "bytes over 255": lambda rows, at: ((_uniform(rows) + 1) * 127.5).round() / 255,
+    "one channel of outliers": _outlier_channel,
+    "a causal mask": lambda rows, at: rows.tril(),
+    "rows of padding": _padded,
+    "columns of padding": lambda rows, at: _padded(rows.t(), at).t(),
+    "a batch twice": _twice,
+    "columns twice": lambda rows, at: _twice(rows.t(), at).t(),
+    "pairs of equal columns": lambda rows, at: rows[:, torch.arange(rows.shape[1], device=rows.device) // 2 * 2],
+    "ones": lambda rows, at: torch.ones_like(rows),
+    "1 and -1": lambda rows, at: rows.sign(),
+    "an identity": lambda rows, at: torch.eye(*rows.shape, device=rows.device, dtype=rows.dtype),
+    "a diagonal": lambda rows, at: rows.tril().triu(),
+    "one-hot rows": _one_hot,
+    "a band": lambda rows, at: rows.triu(-4).tril(4),
+    "a symmetric matrix": _symmetric,
+    "equal diagonals": _toeplitz,
+    "two of four zero": _two_of_four_zero,
+    "rising rows": lambda rows, at: rows.abs().cumsum(1) * (2 / rows.shape[1]),
+}
+"""What each makes of an operand of normal numbers, rows x K."""
+NAMES = tuple(PATTERNS)
+
+
+class Models(ProductCheck):
+    name = "as in models"
+    order = 43
+
+    def run_on(self, session: Session, cases: ProductCases) -> None:
+        require_all_right(session, _turns(cases))
+
+
+def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
+    yield Turn(cases.get("models", 0, _make_dominated), "where a number of A dominates its row and meets zeros")
+    count = len(NAMES) if cases.task.flops <= SMALL_FLOPS else DRAWN
+    others = range(1, len(NAMES))
+    ours, theirs = (cases.rng.permutation(others)[: count - 1] for _ in "AB")
+    for of_a, of_b in [(0, 1), *zip(map(int, ours), map(int, theirs), strict=True)]:  # the first always comes
+        case = cases.get("models", (of_a + 1) * len(NAMES) + of_b, partial(_make, of_a, of_b))
+        yield Turn(case, f"where A is {NAMES[of_a]}, and B's columns are {NAMES[of_b]}")
+
+
+def _make(of_a: int, of_b: int, cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    a, b = cases.normal(generator)
+    at = int(torch.randint(cases.task.k, (), generator=generator, device=cases.device))
+    a, b = PATTERNS[NAMES[of_a]](a, at), PATTERNS[NAMES[of_b]](b.t(), at).t()
+    return cases.with_rows(cases.operands(a, b))
+
+
+def _make_dominated(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    a, b = cases.normal(generator)
+    at = int(torch.randint(cases.task.k, (), generator=generator, device=cases.device))
+    a *= DOMINATED
+    a[:, at], b[at] = DOMINATES, 0
+    return cases.with_rows(cases.operands(a, b))
+
+
+CHECK = Models()
