@@ -13,9 +13,9 @@ import torch
 from cuda_l2.tasks.products import ProductCase, ProductCases
 from cuda_l2.verify._base import ProductCheck, Session, Turn, require_all_right
 
-DRAWN = 8
-"""Patterns of each operand of a large product; a small one has them all."""
-SMALL_FLOPS = 1 << 23
+SMALL_FLOPS, LARGE_FLOPS = 1 << 23, 1 << 33
+"""A product of at most so many has all patterns in each operand, and of more than so many the fewest."""
+DRAWN, FEWEST = 8, 3
 USUAL_SCALE = 0.02
 OUTLIER = 30.0
 DOMINATES, DOMINATED = 25000.0, 0.2
@@ -108,7 +108,8 @@ class Models(ProductCheck):
 
 def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
     yield Turn(cases.get("models", 0, _make_dominated), "where a number of A dominates its row and meets zeros")
-    count = len(NAMES) if cases.task.flops <= SMALL_FLOPS else DRAWN
+    flops = cases.task.flops
+    count = len(NAMES) if flops <= SMALL_FLOPS else DRAWN if flops <= LARGE_FLOPS else FEWEST
     others = range(1, len(NAMES))
     ours, theirs = (cases.rng.permutation(others)[: count - 1] for _ in "AB")
     for of_a, of_b in [(0, 1), *zip(map(int, ours), map(int, theirs), strict=True)]:  # the first always comes
