@@ -10,6 +10,7 @@ import torch
 from cuda_l2.library.deploy import ahead, invariant, tracing, winners
 from cuda_l2.library.deploy.entries import DETERMINISTIC
 from cuda_l2.library.deploy.native import Native, native
+from cuda_l2.library.product import traced
 from cuda_l2.system.errors import UserError
 
 Tensor = torch.Tensor
@@ -152,7 +153,7 @@ def _won(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tenso
 
 
 def _is_torchs(a: Tensor, b: Tensor, compiling: bool, *, transposed: bool, ahead: bool = False) -> bool:
-    """Whether torch serves these at once: under autocast, on other devices, and what is no tensor.
+    """Whether torch serves these at once: under autocast, on other devices, what is no tensor, and what is traced.
 
     Under torch.compile all that no tuned kernel serves, so that Inductor sees it. transposed: B is b^T. ahead: as in
     `tracing.wins`.
@@ -161,6 +162,8 @@ def _is_torchs(a: Tensor, b: Tensor, compiling: bool, *, transposed: bool, ahead
         return True
     place = "cuda" if a.is_cuda else "cpu" if a.is_cpu else ""  # a.device.type takes several times as long
     if not place or torch.is_autocast_enabled(place):
+        return True
+    if place == "cpu" and not compiling and traced():
         return True
     return compiling and not tracing.wins(a, b, transposed=transposed, ahead=ahead)
 
