@@ -37,6 +37,9 @@ QUESTIONS = "_ZN5torch3jit6tracer15getTracingStateEv", "_ZN3c104impl20TorchDispa
 """Functions of torch's libraries that say whether torch.jit traces, and how many dispatch modes are active. Their
 Python forms cost a call 0.2 us."""
 
+tracing_state, dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
+"""Where the first is not None or the second not 0 (torch.jit.trace, make_fx), torch's own operators alone are seen."""
+
 
 class Operand(NamedTuple):
     """What a call demands of one tensor."""
@@ -217,11 +220,6 @@ def empty_call_us(empty: Call) -> float:
     return min(timeit.repeat(lambda: empty(a, b, c), number=100, repeat=50)) / 100 * 1e6
 
 
-def traced() -> bool:
-    """Whether torch.jit traces, or a dispatch mode is active, as in make_fx: they see torch's own operators alone."""
-    return torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
-
-
 def _start(tensor: torch.Tensor, operand: Operand) -> int:
     """Address of a tensor's first element; ValueError where it does not fit."""
     name, dtype, shape, strides = operand
@@ -236,13 +234,11 @@ def _start(tensor: torch.Tensor, operand: Operand) -> int:
     if tensor.is_neg():
         raise ValueError(f"{name} must hold its values as they are; {name}.resolve_neg() does")
     try:
-        start = 0 if traced() else tensor.data_ptr()
+        start = tensor.data_ptr() if tracing_state() is None and not dispatch_modes() else 0
     except RuntimeError:  # inside torch.vmap and the like
         start = 0
     if not start:
-        raise ValueError(
-            f"{name} must have memory of its own; call torch.matmul in vmap, a trace, a dispatch mode"
-        )
+        raise ValueError(f"{name} must have memory of its own; call torch.matmul in vmap, a trace, a dispatch mode")
     if start % ALIGN:
         raise ValueError(f"{name} must begin at a multiple of {ALIGN} bytes; {name}.clone() does")
     return start
