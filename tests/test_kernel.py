@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import pickle
 import pickletools
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -163,8 +164,22 @@ def test_a_path_that_cannot_be_read_or_written_is_named(kernel, tmp_path) -> Non
         cuda_l2.load("nowhere.json")
     with pytest.raises(UserError, match="cannot read"):
         cuda_l2.load(tmp_path)
+    (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):
-        kernel.save(tmp_path / "nowhere" / "winner.json")
+        kernel.save(tmp_path / "file" / "winner.json")
+
+
+def test_a_write_that_fails_leaves_the_file_that_was_there(kernel, tmp_path) -> None:
+    file, limits = tmp_path / "winner.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    kernel.save(file)
+    before = file.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(UserError, match="File too large"):
+            kernel.save(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from cuda_l2.measure.baselines.torch_cpu import Half
 from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import read_text
+from cuda_l2.system.files import read_text, whole, write_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.place import Place, Server, place_of
 from cuda_l2.system.values import short
@@ -145,10 +145,7 @@ def _archive_of(given: object) -> Place:
 
 def write(kernel: Saved | TorchsOwn, path: Path) -> None:
     """Write a kernel's file; UserError where it cannot be written."""
-    try:
-        path.write_text(to_text(kernel))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    write_text(path, to_text(kernel), "choose another path")
 
 
 def find(name: object, archive: Place | str | None = None) -> Saved | TorchsOwn:
@@ -203,8 +200,9 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
             if reason:
                 raise UserError(f"the library for {gemm} cannot be linked: {reason}")
             folder.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(work / "library.so", library)
-            (folder / f"{name}.h").write_text(_header(name, kernel))
+            with whole(library, "choose another folder") as partial:
+                shutil.copyfile(work / "library.so", partial)
+            write_text(folder / f"{name}.h", _header(name, kernel), "choose another folder")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error}") from None
     return library
