@@ -5,6 +5,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy
 import pytest
 import torch
 from default_kernel import GEMM, default_kernel, operands
@@ -151,6 +152,12 @@ def test_a_negated_view_is_refused(target) -> None:
     assert a.is_neg()
     with pytest.raises(ValueError, match=r"resolve_neg"):
         kernel(a, torch.ones(1, 64).half())
+
+
+@pytest.mark.parametrize("other", [3, "out", numpy.zeros((70, 50), "float16")])
+def test_out_that_is_no_tensor_is_refused(product, other) -> None:
+    with pytest.raises(TypeError, match="out must be a torch tensor"):
+        product(A, B, other)
 
 
 @pytest.mark.parametrize("negated", range(3))

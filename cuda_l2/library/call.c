@@ -58,10 +58,12 @@ static PyCFunction is_neg;
 static void *const *(*tracing_state)(void);
 static int64_t (*dispatch_modes)(void);
 
+static int plain(PyObject *object) { return Py_TYPE(object) == tensor_type || Py_TYPE(object) == parameter_type; }
+
 /* The tensor's address; NULL where it is not exactly what the kernel takes. */
 static char *address(const Call *call, const struct operand *wanted, PyObject *object) {
     DLTensor found;
-    if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type) return NULL;
+    if (!plain(object)) return NULL;
     if (api->tensor_from_object(object, &found)) {
         PyErr_Clear();
         return NULL;
@@ -114,8 +116,9 @@ static PyObject *call_tensors(PyObject *self, PyObject *const *tensors, size_t f
     Call *call = (Call *)self;
     if (PyVectorcall_NARGS(flags) != 3 || names) Py_RETURN_NONE;
     char *a = address(call, &call->a, tensors[0]), *b = a ? address(call, &call->b, tensors[1]) : NULL;
-    if (!b) Py_RETURN_NONE;
-    int given = tensors[2] != Py_None, count = given ? 3 : 2, careful = differentiates(tensors, count);
+    int given = tensors[2] != Py_None;
+    if (!b || (given && !plain(tensors[2]))) Py_RETURN_NONE;
+    int count = given ? 3 : 2, careful = differentiates(tensors, count);
     if (!careful) careful = unusual(tensors, count);
     if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *object = given ? Py_NewRef(tensors[2]) : PyObject_CallOneArg(empty_like, call->like_c);
