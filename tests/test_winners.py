@@ -244,6 +244,12 @@ def test_torch_serves_what_is_traced_or_seen_by_a_dispatch_mode(reported) -> Non
     assert counter.get_total_flops() == 2 * 70 * 50 * 90 and by_torch() == before
 
 
+def test_out_that_is_no_tensor_is_refused_as_by_torch(reported) -> None:
+    reported(200.0)
+    with pytest.raises(TypeError, match="out"):
+        calls.matmul(*operands(), out=3)
+
+
 def test_torch_serves_negated_views(reported) -> None:
     reported(200.0)
     a, b = operands()

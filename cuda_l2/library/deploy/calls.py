@@ -79,7 +79,8 @@ def matmul(
         if ahead.constant(b if weight is None else weight) and weight is not None and out is None:
             return linear(a, weight, bias)
     compiling = torch.compiler.is_compiling()
-    if not READY or _is_torchs(a, b, compiling, transposed=False) or (bias is not None and compiling):
+    odd = (bias is not None and compiling) or (out is not None and not isinstance(out, Tensor))
+    if not READY or odd or _is_torchs(a, b, compiling, transposed=False):
         return _torch_matmul(a, b, out, bias)
     if a.is_cpu and not compiling and (won := winners.product(a, b, out, bias)) is not None:
         return won
