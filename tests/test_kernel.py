@@ -99,6 +99,21 @@ def test_what_is_no_saved_kernel_is_refused(tmp_path, text) -> None:
         cuda_l2.load(tmp_path / "other.json")
 
 
+def test_a_file_of_brackets_or_of_another_task_is_refused(file, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"not a saved kernel.*: the contract declares"):
+        cuda_l2.load(rewritten(file, task=f"{GEMM}:bf16"))
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="not a saved kernel"):
+        cuda_l2.load(tmp_path / "deep.json")
+
+
+def test_a_shape_is_loaded_as_optimize_takes_it_and_an_archive_needs_a_path(tmp_path) -> None:
+    with pytest.raises(UserError, match="there is no archive"):
+        cuda_l2.load("64X512X512:tn", archive=str(tmp_path / "none.db"))
+    with pytest.raises(UserError, match="File name too long"):
+        cuda_l2.load("64x512x512:tn", archive="x" * 300)
+
+
 def test_a_field_that_is_missing_is_named(file) -> None:
     fields = json.loads(file.read_text())
     del fields["task"], fields["sha256"]
