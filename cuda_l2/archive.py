@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cuda_l2.records import FOUND_WRONG, Candidate, Task, Trial, Trust, from_json, to_json
 from cuda_l2.store import holder
-from cuda_l2.store._base import SCHEMA_VERSION, Rows, Step, StoreFault
+from cuda_l2.store._base import FOREIGN, SCHEMA_VERSION, Rows, Step, StoreFault, unreadable
 from cuda_l2.store.opening import open_database
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
@@ -71,7 +71,7 @@ class Archive(Closing):
 
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
         """The latest trial of this candidate under the same conditions; a bad moment of the machine does not count."""
-        found = _numbered(self._read("find", _where(task, candidate, machine, protocol)))
+        found = _numbered(self._read("find", _where(task, candidate, machine, protocol)), self.path)
         return found[0][1] if found else None
 
     def claim(self, task: Task, candidate: Candidate, machine: str, protocol: str, *, lease_s: float = LEASE_S) -> bool:
@@ -115,12 +115,12 @@ class Archive(Closing):
         """The same, each with its number in the archive."""
         wanted = {"task": str(task) if task else "", "machine": machine, "protocol": protocol}
         given = {column: value for column, value in wanted.items() if value}
-        return _numbered(self._read("trials", given, *given))
+        return _numbered(self._read("trials", given, *given), self.path)
 
     def best(self, task: Task, machine: str, protocol: str, count: int = 1) -> list[Trial]:
         """The fastest measured candidates that were not found wrong afterwards, each once."""
         values = {"task": str(task), "machine": machine, "protocol": protocol, "count": int(count)}
-        return [trial for _, trial in _numbered(self._read("best", values))]
+        return [trial for _, trial in _numbered(self._read("best", values), self.path)]
 
     def tasks(self, machine: str, protocol: str) -> list[str]:
         """The tasks of which there are trials, as texts."""
@@ -165,11 +165,15 @@ def _is_plain(source: str) -> bool:
     return re.search(r"[\0\ud800-\udfff]", source) is None
 
 
-def _numbered(rows: Rows) -> list[tuple[int, Trial]]:
-    """Trials from rows of number, record and source."""
+def _numbered(rows: Rows, place: Place) -> list[tuple[int, Trial]]:
+    """Trials from rows of number, record and source; UserError where a record is damaged."""
     found = []
     for number, record, source in rows:
-        trial = from_json(Trial, record)
+        try:
+            trial = from_json(Trial, record)
+        except FOREIGN as error:
+            advice = "`cuda-l2 archive check` says what else is damaged; move it away, or choose another with --archive"
+            raise UserError(f"{place}: {unreadable(number, error)}; {advice}") from None
         whole = replace(trial, candidate=replace(trial.candidate, source=source)) if source else trial
         found.append((int(number), whole))
     return found

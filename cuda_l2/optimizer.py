@@ -36,6 +36,7 @@ from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.place import folder_of
 from cuda_l2.system.steps import step
 from cuda_l2.system.values import seconds
@@ -404,13 +405,7 @@ class Optimizer(Workbench):
         """Write a winner's source beside the archive, or in the home folder where that is on a server."""
         folder = folder_of(self.archive.path) / "kernels"
         path = folder / f"{re.sub('[:/]', '-', str(trial.task))}-{trial.candidate.id}{self.rig.suffix}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(trial.candidate.source)
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path}: {error.strerror}; the kernel is in the archive, see `cuda-l2 show {trial.task}`"
-            ) from None
+        write_text(path, trial.candidate.source, f"the kernel is in the archive, see `cuda-l2 show {trial.task}`")
         return path
 
 

@@ -34,6 +34,13 @@ COMMANDS = (
 )
 
 
+LONG = [
+    *[(["show", "8x8x8", "--archive"], []), (["check"], ["8x8x8"]), (["check", "missing.c"], [])],
+    *[(["archive", "check"], []), (["report"], ["-o", "page.html"])],
+]
+"""Words of commands before and after a path."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -60,6 +67,7 @@ COMMANDS = (
         (["select", "--grid", "nowhere.txt"], "nowhere.txt"),
         (["check", "missing.c", "64x64x64"], "missing.c"),
         (["check", ".", "64x64x64"], "cannot read"),
+        *[([*before, "x" * 300, *rest], "File name too long") for before, rest in LONG],
         (["check", "64x64x64", str(CHEATS / "honest.c")], "the kernel's file comes first"),
         (["record", "--out", "world.parquet"], "tasks are missing"),
         (["record", "64x64x64", "--out", "world.parquet", "--schedules", "0"], "at least 1"),

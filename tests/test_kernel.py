@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import pickle
 import pickletools
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -98,6 +99,21 @@ def test_what_is_no_saved_kernel_is_refused(tmp_path, text) -> None:
         cuda_l2.load(tmp_path / "other.json")
 
 
+def test_a_file_of_brackets_or_of_another_task_is_refused(file, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"not a saved kernel.*: the contract declares"):
+        cuda_l2.load(rewritten(file, task=f"{GEMM}:bf16"))
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="not a saved kernel"):
+        cuda_l2.load(tmp_path / "deep.json")
+
+
+def test_a_shape_is_loaded_as_optimize_takes_it_and_an_archive_needs_a_path(tmp_path) -> None:
+    with pytest.raises(UserError, match="there is no archive"):
+        cuda_l2.load("64X512X512:tn", archive=str(tmp_path / "none.db"))
+    with pytest.raises(UserError, match="File name too long"):
+        cuda_l2.load("64x512x512:tn", archive="x" * 300)
+
+
 def test_a_field_that_is_missing_is_named(file) -> None:
     fields = json.loads(file.read_text())
     del fields["task"], fields["sha256"]
@@ -163,8 +179,22 @@ def test_a_path_that_cannot_be_read_or_written_is_named(kernel, tmp_path) -> Non
         cuda_l2.load("nowhere.json")
     with pytest.raises(UserError, match="cannot read"):
         cuda_l2.load(tmp_path)
+    (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):
-        kernel.save(tmp_path / "nowhere" / "winner.json")
+        kernel.save(tmp_path / "file" / "winner.json")
+
+
+def test_a_write_that_fails_leaves_the_file_that_was_there(kernel, tmp_path) -> None:
+    file, limits = tmp_path / "winner.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    kernel.save(file)
+    before = file.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(UserError, match="File too large"):
+            kernel.save(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy
 import pytest
 import torch
 from default_kernel import GEMM, default_kernel, operands
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cuda_l2.library import product as library_product
 from cuda_l2.library.kernel import Kernel, TorchKernel
@@ -152,6 +154,20 @@ def test_a_negated_view_is_refused(target) -> None:
         kernel(a, torch.ones(1, 64).half())
 
 
+@pytest.mark.parametrize("other", [3, "out", numpy.zeros((70, 50), "float16")])
+def test_out_that_is_no_tensor_is_refused(product, other) -> None:
+    with pytest.raises(TypeError, match="out must be a torch tensor"):
+        product(A, B, other)
+
+
+@pytest.mark.parametrize("negated", range(3))
+def test_negated_operands_are_refused(kernel, negated) -> None:
+    given = [*operands(), torch.empty(70, 50).half()]
+    given[negated] = torch._neg_view(given[negated])
+    with pytest.raises(ValueError, match="resolve_neg"):
+        kernel(*given)
+
+
 def test_gradients_flow_as_through_torchs_product(product) -> None:
     a, b = (tensor.requires_grad_() for tensor in operands())
     weights = torch.randn(70, 50).half()
@@ -210,6 +226,14 @@ def test_inference_mode_takes_its_own_tensors(product) -> None:
 def test_vmap_is_refused(product) -> None:
     with pytest.raises(ValueError, match="memory of its own"):
         torch.vmap(lambda a: product(a, B))(torch.zeros(3, 70, 90).half())
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("trace", [torch.jit.trace, lambda function, a: make_fx(function)(a)], ids=["jit", "make_fx"])
+def test_a_trace_is_refused(kernel, trace) -> None:
+    a, b = operands()
+    with torch.no_grad(), pytest.raises(ValueError, match="a trace"):
+        trace(lambda a: kernel(a, b), a)
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
 import sqlite3
 import sys
@@ -287,6 +288,20 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
             command(tmp_path, **named)
     assert (tmp_path / "report.html").read_text() == (tmp_path / "sizes.svg").read_text() == "mine"
     assert not (tmp_path / "new.html").exists()
+
+
+def test_a_page_goes_through_a_link_and_replaces_nothing_but_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra report")
+    results, page, link, pipe = (tmp_path / name for name in ("run", "page.html", "link.html", "pipe"))
+    grid(results, [measured("64x64x64", 5)])
+    page.write_text("old")
+    link.symlink_to("page.html")
+    os.mkfifo(pipe)
+    command(results, out=link, force=True)
+    assert link.is_symlink() and page.read_text() != "old"
+    with pytest.raises(UserError, match="a pipe"):
+        command(results, out=pipe, force=True)
+    assert pipe.is_fifo()
 
 
 def test_of_two_reports_at_once_the_second_says_that_the_first_is_there(tmp_path: Path, monkeypatch: Any) -> None:

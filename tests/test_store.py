@@ -249,6 +249,32 @@ def test_check_finds_what_is_wrong(typed: Callable[..., Any], tmp_path: Path, qu
     assert status == 1 and told in said
 
 
+@pytest.mark.parametrize("command", [("show", "64x64x64", "--archive"), ("archive", "check"), ("report",)])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "UPDATE trials SET record = 'no' || char(10) || 'JSON'",
+        "UPDATE trials SET record = '[' || printf('%.99999c', '[')",
+        "UPDATE trials SET record = '{\"' || printf('%.9999c', 'x') || '\":0}'",
+        "UPDATE candidates SET source = CAST(x'41ff0a' || zeroblob(9999) AS TEXT)",
+    ],
+)
+def test_a_damaged_record_or_source_is_said_in_a_line(
+    typed, tmp_path: Path, command: tuple[str, ...], query: str
+) -> None:
+    path = tmp_path / "a.db"
+    with Archive(path) as archive:
+        archive.append(trial("x"))
+    with sqlite3.connect(path) as db:
+        db.execute(query)
+    page = ("-o", str(tmp_path / "page.html")) if command == ("report",) else ()
+    status, *said = typed(*command, str(path), *page)
+    lines = "".join(said).splitlines()
+    assert status == (2 if lines[-1].startswith("cuda-l2: ") else 1), lines
+    assert sum("cannot be read" in line for line in lines) == 1 and max(map(len, lines)) < 700
+    assert len(lines) == (1 if status == 2 else 3)
+
+
 def test_commands_copy_and_check(typed: Callable[..., Any], place: Place, tmp_path: Path) -> None:
     with Archive(tmp_path / "a.db") as archive:
         archive.append(trial("x"))

@@ -8,6 +8,8 @@ import made
 import pytest
 import torch
 from default_kernel import GEMM, default_kernel, operands
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
@@ -224,6 +226,38 @@ def test_a_traced_graph_asks_for_no_winner(reported) -> None:
     with torch.no_grad():
         assert torch.equal(torch.compile(calls.matmul, fullgraph=True, backend="eager")(a, b), a @ b)
     assert not winners._winners
+
+
+def test_torch_serves_what_is_traced_or_seen_by_a_dispatch_mode(reported) -> None:
+    reported(200.0)
+    (a, b), (other, _), before = operands(), operands(), by_torch()
+    calls.matmul(a, b)
+    with torch.no_grad():
+        graphs = [
+            trace(function)
+            for function in (lambda x: calls.matmul(x, b), lambda x: calls.linear(x, b.t()))
+            for trace in (lambda f: torch.jit.trace(f, a, check_trace=False), lambda f: make_fx(f)(a))
+        ]
+    assert all(torch.equal(graph(other), other @ b) for graph in graphs)
+    with FlopCounterMode(display=False) as counter:
+        calls.matmul(a, b)
+    assert counter.get_total_flops() == 2 * 70 * 50 * 90 and by_torch() == before
+
+
+def test_out_that_is_no_tensor_is_refused_as_by_torch(reported) -> None:
+    reported(200.0)
+    with pytest.raises(TypeError, match="out"):
+        calls.matmul(*operands(), out=3)
+
+
+def test_torch_serves_negated_views(reported) -> None:
+    reported(200.0)
+    a, b = operands()
+    for x, y in ((torch._neg_view(a), b), (a, torch._neg_view(b))):
+        assert torch.equal(calls.matmul(x, y), x @ y) and torch.equal(calls.linear(x, y.t()), x @ y)
+    out = torch.zeros(70, 50).half()
+    calls.matmul(a, b, out=torch._neg_view(out))
+    assert torch.equal(out, -(a @ b))
 
 
 @pytest.mark.parametrize("shape", ["70x50x64:tn", "70x50x64:tn:bf16"])

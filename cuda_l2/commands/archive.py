@@ -6,7 +6,7 @@ from cyclopts import App
 
 from cuda_l2.commands._options import tell
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.place import Place, place_of
+from cuda_l2.system.place import Place, is_there, place_of
 from cuda_l2.system.text import counted
 
 command = App(name="archive", help="Archives of trials, in files and on PostgreSQL servers: copy one, check one.")
@@ -74,6 +74,6 @@ def check(archive: str, /) -> None:
 
 def _there(given: str) -> Place:
     place = place_of(given)
-    if not place.exists():
+    if not is_there(place):
         raise UserError(f"there is no archive {place}")
     return place

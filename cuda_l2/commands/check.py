@@ -15,6 +15,7 @@ from cuda_l2 import tasks
 from cuda_l2.commands._options import read_source, require_target, tell
 from cuda_l2.records import BuildStatus, Candidate, Task, TimingStatus, Trial
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import is_there
 from cuda_l2.tasks.optional import load_kernelbench
 
 
@@ -75,7 +76,7 @@ def command(file: Path, task: str = "", /, *, settings: CheckSettings = CheckSet
     """
     if bool(task) == bool(settings.reference) or (settings.kernelbench and settings.reference):
         raise UserError("give what to judge it on: a task, a task and --kernelbench, or --reference and no task")
-    if not file.exists() and Path(task).is_file():
+    if not is_there(file) and is_there(Path(task)) and Path(task).is_file():
         raise UserError(f"there is no file {file}: the kernel's file comes first, as in cuda-l2 check {task} {file}")
     foreign = settings.kernelbench or settings.reference
     module = foreign is not None and file.suffix == ".py"

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.place import Place
+from cuda_l2.system.place import Place, is_there
 from cuda_l2.system.text import plain
 
 
@@ -41,7 +41,7 @@ def command(
 
     task = tasks.identity(shape, chosen("auto"))
     path = archive or paths.default_archive()
-    if not path.exists():
+    if not is_there(path):
         raise UserError(f"there is no archive {path} yet; run `cuda-l2 optimize {task}` first")
     with Archive(path, reading=True) as opened:
         measured = [trial for trial in opened.trials(task) if trial.timing and trial.speedup]

@@ -52,12 +52,18 @@ typedef struct {
 /* From torch, once a process. */
 static const ExchangeApi *api;
 static PyTypeObject *tensor_type, *parameter_type;
-static PyObject *empty_like, *grad_enabled, *increment_version, *forward_ad, *level_name, *requires_grad_name;
+static PyObject *empty_like, *grad_enabled, *increment_version, *forward_ad, *level_name;
+static PyGetSetDef *requires_grad;
+static PyCFunction is_neg;
+static void *const *(*tracing_state)(void);
+static int64_t (*dispatch_modes)(void);
+
+static int plain(PyObject *object) { return Py_TYPE(object) == tensor_type || Py_TYPE(object) == parameter_type; }
 
 /* The tensor's address; NULL where it is not exactly what the kernel takes. */
 static char *address(const Call *call, const struct operand *wanted, PyObject *object) {
     DLTensor found;
-    if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type) return NULL;
+    if (!plain(object)) return NULL;
     if (api->tensor_from_object(object, &found)) {
         PyErr_Clear();
         return NULL;
@@ -80,7 +86,7 @@ static int differentiates(PyObject *const *tensors, int count) {
     if (!level || PyLong_AsLong(level) >= 0) return PyErr_Occurred() ? -1 : 1;
     int any = 0;
     for (int i = 0; i < count && !any; ++i) {
-        PyObject *value = PyObject_GetAttr(tensors[i], requires_grad_name);
+        PyObject *value = requires_grad->get(tensors[i], requires_grad->closure);
         if (!value) return -1;
         any = value != Py_False;
         Py_DECREF(value);
@@ -93,14 +99,28 @@ static int differentiates(PyObject *const *tensors, int count) {
     return any;
 }
 
+/* Whether a graph is traced or a mode sees what torch does, or a tensor stands for its negative: 1, 0, or -1. */
+static int unusual(PyObject *const *tensors, int count) {
+    int any = *tracing_state() || dispatch_modes();
+    for (int i = 0; i < count && !any; ++i) {
+        PyObject *value = is_neg(tensors[i], NULL);
+        if (!value) return -1;
+        any = value != Py_False;
+        Py_DECREF(value);
+    }
+    return any;
+}
+
 /* call(a, b, c): c, which is made where it is None; None where the call is out of the ordinary. */
 static PyObject *call_tensors(PyObject *self, PyObject *const *tensors, size_t flags, PyObject *names) {
     Call *call = (Call *)self;
     if (PyVectorcall_NARGS(flags) != 3 || names) Py_RETURN_NONE;
     char *a = address(call, &call->a, tensors[0]), *b = a ? address(call, &call->b, tensors[1]) : NULL;
-    if (!b) Py_RETURN_NONE;
-    int given = tensors[2] != Py_None, recorded = differentiates(tensors, given ? 3 : 2);
-    if (recorded) return recorded < 0 ? NULL : Py_NewRef(Py_None);
+    int given = tensors[2] != Py_None;
+    if (!b || (given && !plain(tensors[2]))) Py_RETURN_NONE;
+    int count = given ? 3 : 2, careful = differentiates(tensors, count);
+    if (!careful) careful = unusual(tensors, count);
+    if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *object = given ? Py_NewRef(tensors[2]) : PyObject_CallOneArg(empty_like, call->like_c);
     if (!object) return NULL;
     char *c = address(call, &call->c, object);
@@ -165,19 +185,27 @@ static PyTypeObject call_type = {
     .tp_dealloc = call_dealloc,
 };
 
-/* setup(Tensor, Parameter, exchange capsule, empty_like, is_grad_enabled, increment_version, names of forward_ad) */
+/* setup(Tensor, Parameter, exchange capsule, empty_like, is_grad_enabled, increment_version, names of forward_ad, descriptors of
+ * requires_grad and is_neg, addresses of getTracingState and stack_len) */
 static PyObject *setup(PyObject *module, PyObject *args) {
     PyObject *tensor, *parameter, *capsule;
-    if (!PyArg_ParseTuple(args, "O!O!OOOOO!", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
-                          &grad_enabled, &increment_version, &PyDict_Type, &forward_ad))
+    PyGetSetDescrObject *grad;
+    PyMethodDescrObject *neg;
+    unsigned long long tracing, modes;
+    if (!PyArg_ParseTuple(args, "O!O!OOOOO!O!O!KK", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
+                          &grad_enabled, &increment_version, &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad,
+                          &PyMethodDescr_Type, &neg, &tracing, &modes))
         return NULL;
     api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (!api) return NULL;
     if (api->version.major != DLPACK_MAJOR || !api->tensor_from_object)
         return PyErr_Format(PyExc_RuntimeError, "torch speaks DLPack %u", api->version.major);
     level_name = PyUnicode_InternFromString("_current_level");
-    requires_grad_name = PyUnicode_InternFromString("requires_grad");
-    if (!level_name || !requires_grad_name) return NULL;
+    if (!level_name) return NULL;
+    requires_grad = grad->d_getset;
+    is_neg = neg->d_method->ml_meth; /* of a method without arguments */
+    tracing_state = (void *const *(*)(void))(uintptr_t)tracing;
+    dispatch_modes = (int64_t (*)(void))(uintptr_t)modes;
     Py_INCREF(args); /* all of it stays */
     tensor_type = (PyTypeObject *)tensor, parameter_type = (PyTypeObject *)parameter;
     Py_RETURN_NONE;

@@ -33,6 +33,13 @@ COLUMN_MAJOR = (
 DLPACK_TYPES = {torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 """DLPack's code and bits of an element type."""
 
+QUESTIONS = "_ZN5torch3jit6tracer15getTracingStateEv", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv"
+"""Functions of torch's libraries that say whether torch.jit traces, and how many dispatch modes are active. Their
+Python forms cost a call 0.2 us."""
+
+tracing_state, dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
+"""Where the first is not None or the second not 0 (torch.jit.trace, make_fx), torch's own operators alone are seen."""
+
 
 class Operand(NamedTuple):
     """What a call demands of one tensor."""
@@ -227,11 +234,11 @@ def _start(tensor: torch.Tensor, operand: Operand) -> int:
     if tensor.is_neg():
         raise ValueError(f"{name} must hold its values as they are; {name}.resolve_neg() does")
     try:
-        start = tensor.data_ptr()
+        start = tensor.data_ptr() if tracing_state() is None and not dispatch_modes() else 0
     except RuntimeError:  # inside torch.vmap and the like
         start = 0
     if not start:
-        raise ValueError(f"{name} must have memory of its own; inside torch.vmap or a trace, tensors have none")
+        raise ValueError(f"{name} must have memory of its own; call torch.matmul in vmap, a trace, a dispatch mode")
     if start % ALIGN:
         raise ValueError(f"{name} must begin at a multiple of {ALIGN} bytes; {name}.clone() does")
     return start
@@ -269,6 +276,7 @@ def _extension() -> ModuleType | None:
             raise UserError(f"torch {torch.__version__} lacks DLPack's C functions: install torch 2.10 or newer")
         abi = sysconfig.get_config_var("SOABI")
         path = str(compiled(CALL, "-shared", "-fPIC", f"-I{include}", f"-DPYTHON_ABI={abi}"))
+        torchs = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
         loader = ExtensionFileLoader(MODULE, path)
         spec = importlib.util.spec_from_loader(MODULE, loader)
         assert spec
@@ -276,9 +284,11 @@ def _extension() -> ModuleType | None:
         loader.exec_module(module)
         module.setup(
             *(torch.Tensor, torch.nn.Parameter, exchange),
-            *(torch.empty_like, torch.is_grad_enabled, torch.autograd.graph.increment_version, vars(forward_ad)),
+            *(torch.empty_like, torch.is_grad_enabled, torch.autograd.graph.increment_version),
+            *(vars(forward_ad), torch._C.TensorBase.requires_grad, torch._C.TensorBase.is_neg),
+            *(_address(torchs[name]) for name in QUESTIONS),
         )
-    except (UserError, ImportError, RuntimeError) as error:
+    except (UserError, ImportError, RuntimeError, AttributeError, TypeError, OSError) as error:
         warnings.warn(f"calls of kernels are several microseconds slower: {error}", RuntimeWarning, stacklevel=2)
         return None
     return module

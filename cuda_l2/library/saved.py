@@ -20,9 +20,9 @@ from cuda_l2.measure.baselines.torch_cpu import Half
 from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import read_text
+from cuda_l2.system.files import read_text, whole, write_text
 from cuda_l2.system.native import compiled
-from cuda_l2.system.place import Place, Server, place_of
+from cuda_l2.system.place import Place, Server, is_there, place_of
 from cuda_l2.system.values import short
 
 FORMAT = "cuda-l2 kernel, version 1"
@@ -119,8 +119,10 @@ def from_text(text: str) -> Saved | TorchsOwn:
         candidate = Candidate(fields["source"], fields["proposer"], schedule, fields["family"])
         if _terms(candidate.source) != fields["contract"]:
             raise UserError("the saved kernel's contract is not the one that its source states")
-        return Saved(Gemm.parse(fields["task"]), candidate, fields["machine"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        gemm = Gemm.parse(fields["task"])
+        contract.parse_cpu(candidate.source).workspace_bytes(gemm)  # ValueError where the source is of another task
+        return Saved(gemm, candidate, fields["machine"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"not a saved kernel, as `result.save` writes one: {error}") from None
 
 
@@ -145,17 +147,14 @@ def _archive_of(given: object) -> Place:
 
 def write(kernel: Saved | TorchsOwn, path: Path) -> None:
     """Write a kernel's file; UserError where it cannot be written."""
-    try:
-        path.write_text(to_text(kernel))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    write_text(path, to_text(kernel), "choose another path")
 
 
 def find(name: object, archive: Place | str | None = None) -> Saved | TorchsOwn:
     """What a file keeps, by its path, or for a shape on this machine what the archive's latest report says."""
     place = paths.default_archive() if archive is None else _archive_of(archive)
     if isinstance(name, str) and not os.path.exists(name):  # noqa: PTH110 - long texts are no paths
-        if re.match(r"\s*\d+x\d+(x|:|\s*$)", name) and not Path(name).suffix:
+        if re.match(r"(?i)\s*\d+x\d+(x|:|\s*$)", name) and not Path(name).suffix:
             return best(Gemm.parse(name), place)[0]
         raise UserError(f"there is no file {short(name)}; write a saved kernel's path, or a shape as in 512x512x512")
     if isinstance(name, Gemm | tuple | list):
@@ -203,8 +202,9 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
             if reason:
                 raise UserError(f"the library for {gemm} cannot be linked: {reason}")
             folder.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(work / "library.so", library)
-            (folder / f"{name}.h").write_text(_header(name, kernel))
+            with whole(library, "choose another folder") as partial:
+                shutil.copyfile(work / "library.so", partial)
+            write_text(folder / f"{name}.h", _header(name, kernel), "choose another folder")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error}") from None
     return library
@@ -212,7 +212,7 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
 
 def best(gemm: Gemm, path: Place) -> tuple[Saved | TorchsOwn, Timing | None]:
     """What an archive's latest report says of a shape on this machine, and its times; UserError where it has none."""
-    if not path.exists():
+    if not is_there(path):
         raise UserError(f"there is no archive {path}; run `cuda-l2 optimize {gemm}` first")
     machine = detect().machine
     with Archive(path, reading=True) as archive:

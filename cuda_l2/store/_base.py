@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.place import Place
+from cuda_l2.system.text import MAX_LINE
 
 SCHEMA_VERSION = 1
 """Version of the tables in schema.py. Version 1 gained tables and changed none: older files open as they are."""
@@ -18,7 +19,19 @@ Step: TypeAlias = tuple[str, Values]
 
 
 class StoreFault(Exception):
-    """A statement could not be run. What earlier ones wrote is kept. The text holds no password."""
+    """A statement could not be run. What earlier ones wrote is kept. The text is one line and holds no password."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())[:MAX_LINE]
+
+
+def unreadable(number: int, error: Exception) -> str:
+    """A line on a trial whose record cannot be read."""
+    return f"trial {number}: its record cannot be read: {' '.join(str(error).split())[:MAX_LINE]}"
+
+
+FOREIGN = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading a record raises where its text is damaged or another program's."""
 
 
 class Database(Closing):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cuda_l2.records import Candidate, Trial, from_json
-from cuda_l2.store._base import Database
+from cuda_l2.store._base import FOREIGN, Database, unreadable
 from cuda_l2.store.copying import pages
 
 MOST_TOLD = 20
@@ -62,8 +62,8 @@ def _trial_faults(number: int, task: str, candidate: str, machine: str, protocol
     status, *_, record = rest
     try:
         trial = from_json(Trial, record)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        yield f"trial {number}: its record cannot be read: {' '.join(str(error).split())}"
+    except FOREIGN as error:
+        yield unreadable(number, error)
         return
     said = str(trial.task), trial.machine, trial.protocol, str(trial.status)
     if said != (task, machine, protocol, status):

@@ -42,16 +42,20 @@ def imported(package: str, what: str, extra: str) -> Any:
 def whole(path: Path, advice: str = OUT, *, new: bool = False) -> Iterator[Path]:
     """A path to write to that becomes the file only when all is written. UserError where it cannot be.
 
-    new: UserError too where the file is there by then, as another process may have been quicker.
+    Through a symbolic link its target is written. new: UserError too where the file is there by then, as another
+    process may have been quicker.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    target = path if new else Path(os.path.realpath(path))
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError("it is a device, a pipe or a socket, which no file may replace")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         if new:
-            os.link(partial, path)  # fails where the file is there
+            os.link(partial, target)  # fails where the file is there
         else:
-            partial.replace(path)
+            partial.replace(target)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
     finally:

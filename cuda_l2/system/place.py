@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import short
 
 _URL = re.compile(r"([a-z]+):/+")
 SCHEMES = "postgresql", "postgres"
@@ -88,6 +89,14 @@ def place_of(given: Place | str | os.PathLike[str]) -> Place:
     text = os.fspath(given)
     named = text.startswith(tuple(f"{scheme}:/" for scheme in SCHEMES)) or "://" in text
     return Server(text) if named else Path(text)
+
+
+def is_there(place: Place) -> bool:
+    """Whether there is an archive, or a file. UserError where that cannot be found out: a folder without access."""
+    try:
+        return place.exists()
+    except OSError as error:
+        raise UserError(f"cannot read {short(str(place))}: {error.strerror or error}") from None
 
 
 def folder_of(place: Place) -> Path:

@@ -10,6 +10,7 @@ import torch
 from cuda_l2.library.deploy import ahead, invariant, tracing, winners
 from cuda_l2.library.deploy.entries import DETERMINISTIC
 from cuda_l2.library.deploy.native import Native, native
+from cuda_l2.library.product import dispatch_modes, tracing_state
 from cuda_l2.system.errors import UserError
 
 Tensor = torch.Tensor
@@ -78,9 +79,10 @@ def matmul(
         if ahead.constant(b if weight is None else weight) and weight is not None and out is None:
             return linear(a, weight, bias)
     compiling = torch.compiler.is_compiling()
-    if not READY or _is_torchs(a, b, compiling, transposed=False) or (bias is not None and compiling):
+    odd = (bias is not None and compiling) or (out is not None and not isinstance(out, Tensor))
+    if not READY or odd or _is_torchs(a, b, compiling, transposed=False):
         return _torch_matmul(a, b, out, bias)
-    if a.is_cpu and (won := _won(a, b, out, bias)) is not None:
+    if a.is_cpu and not compiling and (won := winners.product(a, b, out, bias)) is not None:
         return won
     if out is not None:
         return _into(a, b, out, bias)
@@ -120,8 +122,8 @@ def linear(
         return torch.nn.functional.linear(x, weight, bias)
     if bias is not None and compiling:
         return linear(x, weight, declared=declared) + bias
-    ours = x.is_cpu and x.dtype in winners.DTYPES and weight.dim() == 2
-    if ours and (won := _won(x, weight.mT, None, bias)) is not None:
+    ours = x.is_cpu and not compiling and x.dtype in winners.DTYPES and weight.dim() == 2
+    if ours and (won := winners.product(x, weight.mT, None, bias)) is not None:
         return won
     if bias is not None:
         return torch.nn.functional.linear(x, weight, bias)
@@ -146,13 +148,8 @@ def _deterministic(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None
     return result
 
 
-def _won(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """The product on the CPU by a kernel that a search found here; None where there is none, and in a traced graph."""
-    return None if torch.compiler.is_compiling() else winners.product(a, b, out, bias)
-
-
 def _is_torchs(a: Tensor, b: Tensor, compiling: bool, *, transposed: bool, ahead: bool = False) -> bool:
-    """Whether torch serves these at once: under autocast, on other devices, and what is no tensor.
+    """Whether torch serves these at once: under autocast, on other devices, what is no tensor, and what is traced.
 
     Under torch.compile all that no tuned kernel serves, so that Inductor sees it. transposed: B is b^T. ahead: as in
     `tracing.wins`.
@@ -161,6 +158,8 @@ def _is_torchs(a: Tensor, b: Tensor, compiling: bool, *, transposed: bool, ahead
         return True
     place = "cuda" if a.is_cuda else "cpu" if a.is_cpu else ""  # a.device.type takes several times as long
     if not place or torch.is_autocast_enabled(place):
+        return True
+    if place == "cpu" and not compiling and (tracing_state() is not None or dispatch_modes()):
         return True
     return compiling and not tracing.wins(a, b, transposed=transposed, ahead=ahead)
 

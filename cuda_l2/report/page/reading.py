@@ -17,7 +17,7 @@ from cuda_l2.report.page.records import Found, Origin, Proof, Search, Sheet, Tra
 from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Header, Measurement
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported, read_text
-from cuda_l2.system.place import Place
+from cuda_l2.system.place import Place, is_there
 
 SQLITE = b"SQLite format 3\0"
 BENCH, TRAINING = "cuda-l2 bench", "cuda-l2 train"
@@ -39,7 +39,7 @@ def read(paths: Iterable[Path]) -> Found:
     if not given:
         raise UserError("name the folders, files or archives that the report is of")
     for path in given:
-        if not path.exists():
+        if not is_there(path):
             raise UserError(f"{path} is not there: name a folder of results, a file of one, or an archive")
         if path.is_file():
             if not _read_file(found, path, path.name):
