@@ -55,6 +55,7 @@ COMMON = {
 CPU = {
     "assembly is not allowed": "No assembly in any spelling",
     "[[attributes]]": "never `[[...]]`",
+    "{} is not allowed: a kernel has no use for its caller": "__builtin_return_address",
     "__attribute__(({})) is": "Attributes from a list",
     "the instruction {} is not allowed: it reads a register": "another register of the system",
     "the instruction {} is not allowed in a matrix product": "In a matrix product no integer dot product",

@@ -15,7 +15,7 @@ from cuda_l2.verify._base import ProductCheck, Session, Turn, require_all_right
 
 SMALL_FLOPS, LARGE_FLOPS = 1 << 23, 1 << 33
 """A product of at most so many has all patterns in each operand, and of more than so many the fewest."""
-DRAWN, FEWEST = 8, 3
+DRAWN, FEWEST = 5, 2
 USUAL_SCALE = 0.02
 OUTLIER = 30.0
 DOMINATES, DOMINATED = 25000.0, 0.2
@@ -68,7 +68,6 @@ def _normalized(rows: torch.Tensor, at: int) -> torch.Tensor:
 
 
 PATTERNS: dict[str, Pattern] = {
-    "normal numbers": lambda rows, at: rows,
     "weights of a usual scale": lambda rows, at: rows * USUAL_SCALE,
     "weights within a root of K": lambda rows, at: _uniform(rows) * rows.shape[1] ** -0.5,
     "a softmax of each row": lambda rows, at: rows.softmax(1),
@@ -96,6 +95,7 @@ PATTERNS: dict[str, Pattern] = {
 }
 """What each makes of an operand of normal numbers, rows x K."""
 NAMES = tuple(PATTERNS)
+ALWAYS_IN_B = "weights of a usual scale"
 
 
 class Models(ProductCheck):
@@ -110,17 +110,21 @@ def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
     yield Turn(cases.get("models", 0, _make_dominated), "where a number of A dominates its row and meets zeros")
     flops = cases.task.flops
     count = len(NAMES) if flops <= SMALL_FLOPS else DRAWN if flops <= LARGE_FLOPS else FEWEST
-    others = range(1, len(NAMES))
-    ours, theirs = (cases.rng.permutation(others)[: count - 1] for _ in "AB")
-    for of_a, of_b in [(0, 1), *zip(map(int, ours), map(int, theirs), strict=True)]:  # the first always comes
-        case = cases.get("models", (of_a + 1) * len(NAMES) + of_b, partial(_make, of_a, of_b))
-        yield Turn(case, f"where A is {NAMES[of_a]}, and B's columns are {NAMES[of_b]}")
+    for name in "AB":
+        drawn = set(map(int, cases.rng.permutation(len(NAMES))[:count]))
+        for index in drawn | ({NAMES.index(ALWAYS_IN_B)} if name == "B" else set()):
+            case = cases.get(f"models {name}", index, partial(_make, name, NAMES[index]))
+            yield Turn(case, f"where {'A is' if name == 'A' else 'the columns of B are'} {NAMES[index]}")
 
 
-def _make(of_a: int, of_b: int, cases: ProductCases, generator: torch.Generator) -> ProductCase:
+def _make(operand: str, name: str, cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    """The other operand holds normal numbers, so that each element of C tells what it came from."""
     a, b = cases.normal(generator)
     at = int(torch.randint(cases.task.k, (), generator=generator, device=cases.device))
-    a, b = PATTERNS[NAMES[of_a]](a, at), PATTERNS[NAMES[of_b]](b.t(), at).t()
+    if operand == "A":
+        a = PATTERNS[name](a, at)
+    else:
+        b = PATTERNS[name](b.t(), at).t()
     return cases.with_rows(cases.operands(a, b))
 
 
