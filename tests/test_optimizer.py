@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import cuda_l2
+from cuda_l2.agents.workshop import Workshop
 from cuda_l2.library import saved
 from cuda_l2.library.kernel import TorchKernel
 from cuda_l2.llm.settings import ModelSettings
@@ -59,6 +60,8 @@ def test_a_winner_that_turns_out_wrong_is_none_for_anybody_from_then_on(result, 
         assert [trial.status for trial in comparable(optimizer.archive, task, machine)] == [known.status]
         with pytest.raises(UserError, match="no kernel for 70x50x90:tn has been timed"):
             saved.best(task, settings.archive)
+        with Workshop(optimizer, [task]) as workshop, pytest.raises(UserError, match="no correct kernel"):
+            workshop._trial(task, wrong.id)
         optimizer.archive.append(taken)
         assert optimizer.archive.best(task, machine, "search"), "measured anew, it counts again"
         assert saved.best(task, settings.archive)

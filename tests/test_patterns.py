@@ -18,9 +18,14 @@ HELD = {
     "a symmetric matrix": lambda x: torch.equal(
         x[: min(x.shape), : min(x.shape)], x[: min(x.shape), : min(x.shape)].t()
     ),
+    "a dominant diagonal": lambda x: bool((2 * x.diagonal() > x[: min(x.shape)].abs().sum(1)).all()),
     "equal diagonals": lambda x: torch.equal(x[1:, 1:], x[:-1, :-1]),
     "rising rows": lambda x: bool((x[:, 1:] > x[:, :-1]).all()),
 }
+
+
+def test_what_is_asked_of_patterns_is_asked_of_some() -> None:
+    assert HELD.keys() < PATTERNS.keys()
 
 
 @pytest.mark.parametrize("name", PATTERNS)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm._base import Message, Outcome, Reply
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.records import Candidate, Gemm, Trial, to_json
+from cuda_l2.records import Candidate, Gemm, Trial, Verdict, VerdictStatus, to_json
 from cuda_l2.search import POLL_S, Judged, Order, judge_group
 from cuda_l2.store import holder, statements
 from cuda_l2.store.checking import check
@@ -31,6 +32,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.place import Place, Server, file_of, folder_of, place_of
 
 GEMM = Gemm(64, 64, 64)
+WRONG = Verdict(VerdictStatus.INCORRECT, "exact match", "C is wrong")
 WHERE = GEMM, Candidate("x"), "m", "search"
 BEFORE = """
 CREATE TABLE candidates (id TEXT PRIMARY KEY, source TEXT NOT NULL) WITHOUT ROWID;
@@ -480,3 +482,42 @@ def test_an_interrupted_judgement_gives_its_claim_back(searching: Any, archive: 
     with pytest.raises(KeyboardInterrupt):
         next(judge_group(evaluator, archive, group[1:]))
     assert others.archive.claim(evaluator.task, group[1], evaluator.target.machine, SEARCH.name)
+
+
+def test_what_is_found_wrong_later_is_not_the_best_until_it_is_measured_anew(place: Place) -> None:
+    fast, slow = trial("fast", 9.0), trial("slow", 2.0)
+    elsewhere = replace(fast, machine="another", timing=None, verdict=WRONG)
+    wrong = replace(elsewhere, machine="m", protocol="offline")
+    with Archive(place) as archive:
+
+        def best() -> list[str]:
+            return [found.candidate.source for found in archive.best(GEMM, "m", "search", 5)]
+
+        for each in (fast, slow, elsewhere):
+            archive.append(each)
+        assert best() == ["fast", "slow"]
+        archive.append(wrong)
+        assert best() == ["slow"]
+        archive.append(replace(fast, created="later"))
+        assert best() == ["fast", "slow"]
+
+
+def test_the_best_of_many_trials_are_found_in_one_pass(tmp_path: Path) -> None:
+    """Whatever was found wrong later: steps of SQLite's machine for so many trials, and for four times as many."""
+    steps = []
+    for count in (250, 1000):
+        with Archive(tmp_path / f"{count}.db") as archive:
+            db, taken = archive._db.connection, [0]  # type: ignore[attr-defined]
+            for number in range(count):
+                kept = trial(f"{number}", 1.0 + number)
+                archive.append(replace(kept, timing=None, verdict=WRONG) if number % 3 == 0 else kept)
+
+            def step(taken: list[int] = taken) -> None:
+                taken[0] += 1
+
+            db.set_progress_handler(step, 100)
+            found = archive.best(GEMM, "m", "search", 2)
+            db.set_progress_handler(None, 0)
+            steps.append(taken[0])
+            assert [float(each.candidate.source) for each in found] == [count - 2.0, count - 3.0]
+    assert steps[1] < 6 * steps[0]

@@ -118,12 +118,13 @@ def _best(*_: Any) -> Executable:
     """A candidate's fastest trial, the first of equals, of those after which it was not found wrong."""
     order = trials.c.speedup.desc(), trials.c.number
     place = func.row_number().over(partition_by=trials.c.candidate, order_by=order).label("place")
-    later = trials.alias()
-    same = [later.c[name] == trials.c[name] for name in ("task", "machine", "candidate")]
-    found_wrong = or_(*(later.c.status == status for status in FOUND_WRONG))
-    wrong = select(later.c.number).where(*same, later.c.number > trials.c.number, found_wrong)
-    conditions = [*_equal(trials, "task", "machine", "protocol"), ~wrong.exists()]
-    ranked = select(trials.c.number, place).where(*conditions, trials.c.status == "measured").subquery()
+    is_wrong = or_(*(trials.c.status == status for status in FOUND_WRONG))
+    last = select(trials.c.candidate, func.max(trials.c.number).label("number"))  # once, not for every trial
+    wrong = last.where(*_equal(trials, "task", "machine"), is_wrong).group_by(trials.c.candidate).subquery()
+    stands = trials.c.number > func.coalesce(wrong.c.number, 0)
+    conditions = [*_equal(trials, "task", "machine", "protocol"), trials.c.status == "measured", stands]
+    known = trials.outerjoin(wrong, wrong.c.candidate == trials.c.candidate)
+    ranked = select(trials.c.number, place).select_from(known).where(*conditions).subquery()
     first = select(ranked.c.number).where(ranked.c.place == 1)
     return _whole().where(trials.c.number.in_(first)).order_by(*order).limit(_count())
 

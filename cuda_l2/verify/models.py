@@ -5,6 +5,7 @@ them, outliers in one channel, and the matrices of textbooks; and a number besid
 where it meets zeros.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -12,9 +13,10 @@ import torch
 
 from cuda_l2.tasks.products import ProductCase, ProductCases
 from cuda_l2.verify._base import ProductCheck, Session, Turn, require_all_right
+from cuda_l2.verify.structure import toeplitz
 
 SMALL_FLOPS, LARGE_FLOPS = 1 << 23, 1 << 33
-"""A product of at most so many has all patterns in each operand, and of more than so many the fewest."""
+"""Up to the first a product has all patterns in each operand, above the second the fewest."""
 DRAWN, FEWEST = 5, 2
 USUAL_SCALE = 0.02
 OUTLIER = 30.0
@@ -33,7 +35,9 @@ def _one_hot(rows: torch.Tensor, at: int) -> torch.Tensor:
 
 
 def _padded(rows: torch.Tensor, at: int) -> torch.Tensor:
-    return torch.cat([rows[: -(-3 * len(rows) // 4)], torch.zeros_like(rows[-(-3 * len(rows) // 4) :])])
+    found = rows.clone()
+    found[math.ceil(0.75 * len(rows)) :] = 0
+    return found
 
 
 def _twice(rows: torch.Tensor, at: int) -> torch.Tensor:
@@ -52,14 +56,15 @@ def _outlier_channel(rows: torch.Tensor, at: int) -> torch.Tensor:
     return rows * scales_K
 
 
-def _toeplitz(rows: torch.Tensor, at: int) -> torch.Tensor:
-    edge = torch.cat([rows[1:, 0].flip(0), rows[0]])  # up the first column, then along the first row
-    return edge.unfold(0, rows.shape[1], 1).flip(0)
-
-
 def _symmetric(rows: torch.Tensor, at: int) -> torch.Tensor:
     size, found = min(rows.shape), rows.clone()
     found[:size, :size] = rows[:size, :size].tril() + rows[:size, :size].tril(-1).t()
+    return found
+
+
+def _dominant_diagonal(rows: torch.Tensor, at: int) -> torch.Tensor:
+    found = rows / rows.abs().sum(1, keepdim=True).clamp(min=1e-3)
+    found.diagonal().fill_(1.5)  # the others of a row add up to at most 1
     return found
 
 
@@ -89,7 +94,8 @@ PATTERNS: dict[str, Pattern] = {
     "one-hot rows": _one_hot,
     "a band": lambda rows, at: rows.triu(-4).tril(4),
     "a symmetric matrix": _symmetric,
-    "equal diagonals": _toeplitz,
+    "equal diagonals": lambda rows, at: toeplitz(rows),
+    "a dominant diagonal": _dominant_diagonal,
     "two of four zero": _two_of_four_zero,
     "rising rows": lambda rows, at: rows.abs().cumsum(1) * (2 / rows.shape[1]),
 }

@@ -1,6 +1,7 @@
 """A and B may be one tensor, where both have as many bytes: a kernel that is right beside two must be right then.
 
-Two that differ in one element of each row, or in one element alone, must not be taken for one.
+So M = N, and B may be A's transpose. Two that differ in one element of each row, or in one element alone, must not be
+taken for one.
 """
 
 from dataclasses import replace
@@ -27,10 +28,8 @@ class SameOperand(ProductCheck):
         for number, rows in enumerate(("each row", "one row")):
             case = cases.get("same operand but one", number, partial(_make_but_one, number))
             require_right(case, session.launch(case), f"where B has A's bytes but for one element of {rows}")
-
-        if cases.task.m == cases.task.n:
-            case = cases.get("same operand", 1, _make_transpose)
-            require_right(case, session.launch(case), "where B is A's transpose")
+        case = cases.get("same operand", 1, _make_transpose)
+        require_right(case, session.launch(case), "where B is A's transpose")
 
 
 LARGEST = 8192.0

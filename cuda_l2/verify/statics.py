@@ -5,12 +5,17 @@ may hold anything. Where one launch behind another is not repeatable, threads ta
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from cuda_l2.records import VerdictStatus
-from cuda_l2.tasks.cases import Case
 from cuda_l2.verify._base import CheckFailed, CpuCheck, CpuOnly
 
-REPEATS, BEFORE, TIMES = 4, 3, 3
+REPEATS, BEFORE = 4, 3
+MORE = 16
+"""Further launches from either beginning where these show a difference: threads that take turns may do so alike for a
+while, and otherwise afterwards."""
+
+Held = npt.NDArray[np.uint8]
 
 
 class Statics(CpuCheck):
@@ -20,27 +25,37 @@ class Statics(CpuCheck):
     def run_on(self, session: CpuOnly) -> None:
         case, other = session.cases.drawn("state 0"), session.cases.drawn("state 1")
         session.launch(case)
-        # threads that take turns may do so alike for a while, and otherwise afterwards: once is no proof
-        if len(session.statics()) and all(self._remembers(session, case, other) for _ in range(TIMES)):
+        if not len(session.statics()):
+            return
+
+        def ends(start: Held, count: int) -> list[Held]:
+            """What the variables hold after each of `count` equal launches from one beginning."""
+            found = []
+            for _ in range(count):
+                session.set_statics(start)
+                session.launch(case, keep=True)
+                found.append(session.statics())
+            return found
+
+        begins, found = list[Held](), list[list[Held]]()
+        for _ in range(2):
+            begins.append(session.statics())
+            found.append(ends(begins[-1], REPEATS))
+            for _ in range(BEFORE):
+                session.launch(other, keep=True)
+        if _differ(begins, found):
+            found = [before + ends(start, MORE) for start, before in zip(begins, found, strict=True)]
+        if _differ(begins, found):
             reason = "keeps state in static variables: what they hold after a launch depends on the launches before it"
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
 
-    @staticmethod
-    def _remembers(session: CpuOnly, case: Case, other: Case) -> bool:
-        """Whether what equal launches change differs by the launches before them."""
-        begins, ends = [], []
-        for _ in range(2):
-            begins.append(session.statics())
-            for _ in range(REPEATS):
-                session.set_statics(begins[-1])
-                session.launch(case, keep=True)
-                ends.append(session.statics())
-            for _ in range(BEFORE):
-                session.launch(other, keep=True)
-        first, second = np.stack(ends[:REPEATS]), np.stack(ends[REPEATS:])
-        repeat = (first == first[0]).all(0) & (second == second[0]).all(0)
-        written = (first[0] != begins[0]) | (second[0] != begins[1])
-        return bool((repeat & written & (first[0] != second[0])).any())
+
+def _differ(begins: list[Held], ends: list[list[Held]]) -> bool:
+    """Whether bytes that launches write, always alike from one beginning, differ between the two beginnings."""
+    first, second = map(np.stack, ends)
+    repeat = (first == first[0]).all(0) & (second == second[0]).all(0)
+    written = (first[0] != begins[0]) | (second[0] != begins[1])
+    return bool((repeat & written & (first[0] != second[0])).any())
 
 
 CHECK = Statics()

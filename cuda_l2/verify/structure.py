@@ -57,9 +57,14 @@ def _sums_zero_but_in_one_element(rows: torch.Tensor, at: int) -> None:
     rows[at, at % rows.shape[1]] = ODD
 
 
-def _diagonals_equal_but_in_one_element(rows: torch.Tensor, at: int) -> None:
+def toeplitz(rows: torch.Tensor) -> torch.Tensor:
+    """The matrix of equal diagonals that has the first row and column of another."""
     edge = torch.cat([rows[1:, 0].flip(0), rows[0]])  # up the first column, then along the first row
-    rows[:] = edge.unfold(0, rows.shape[1], 1).flip(0)
+    return edge.unfold(0, rows.shape[1], 1).flip(0)
+
+
+def _diagonals_equal_but_in_one_element(rows: torch.Tensor, at: int) -> None:
+    rows[:] = toeplitz(rows)
     rows[at, at % rows.shape[1]] = ODD
 
 

@@ -116,7 +116,8 @@ class Arena(Closing):
     def _blocks(self, task: Task, slot: int) -> list[tuple[Tensor, ...]]:
         """What lies together in a slot: each tensor by itself, or inputs and weights right behind one another.
 
-        These do in the slots behind those that have every place of a page; where slots are few in a quarter of them.
+        These do in the slots behind those that have every place of a page; where slots are fewer in a quarter of them,
+        and in none where slots are just as many.
         """
         if slot < min(PLACES, math.ceil(0.75 * self.slots)) or self.slots == PLACES:
             return [(tensor,) for tensor in task.tensors]
