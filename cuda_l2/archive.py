@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.place import Place, place_of
 
-__all__ = ["LEASE_S", "SCHEMA_VERSION", "Archive", "standing"]
+__all__ = ["LEASE_S", "SCHEMA_VERSION", "Archive"]
 
 LEASE_S = 300.0
 """How long a claim holds unless it is renewed: longer than a judgement usually takes."""
@@ -111,8 +111,14 @@ class Archive(Closing):
         """Trials in the order they were run; empty arguments match all."""
         return [trial for _, trial in self.numbered(task, machine, protocol)]
 
+    def standing(self, task: Task, machine: str, protocol: str = "") -> list[Trial]:
+        """The same of one task, without those after which a kernel was found wrong."""
+        found = self.trials(task, machine, protocol)
+        wrong = {t.candidate.id: number for number, t in enumerate(found) if t.status in FOUND_WRONG}
+        return [trial for number, trial in enumerate(found) if number >= wrong.get(trial.candidate.id, 0)]
+
     def numbered(self, task: Task | None = None, machine: str = "", protocol: str = "") -> list[tuple[int, Trial]]:
-        """The same, each with its number in the archive."""
+        """All of them, each with its number in the archive."""
         wanted = {"task": str(task) if task else "", "machine": machine, "protocol": protocol}
         given = {column: value for column, value in wanted.items() if value}
         return _numbered(self._read("trials", given, *given), self.path)
@@ -177,9 +183,3 @@ def _numbered(rows: Rows, place: Place) -> list[tuple[int, Trial]]:
         whole = replace(trial, candidate=replace(trial.candidate, source=source)) if source else trial
         found.append((int(number), whole))
     return found
-
-
-def standing(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials in the order they were run, without those after which their kernel was found wrong."""
-    wrong = {t.candidate.id: n for n, t in enumerate(trials) if t.status in FOUND_WRONG}
-    return [trial for number, trial in enumerate(trials) if number >= wrong.get(trial.candidate.id, 0)]

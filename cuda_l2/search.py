@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cuda_l2.archive import LEASE_S, Archive, standing
+from cuda_l2.archive import LEASE_S, Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
@@ -158,7 +158,7 @@ def taken(judges: Judges, evaluator: Evaluator, judged: "Future[Judged]") -> Tri
 
 def comparable(archive: Archive, task: Task, machine: str) -> list[Trial]:
     """The trials of earlier searches; of a product on a CPU those over the baseline of the latest one."""
-    trials = [(trial, trial.timing) for trial in standing(archive.trials(task, machine, SEARCH.name))]
+    trials = [(trial, trial.timing) for trial in archive.standing(task, machine, SEARCH.name)]
     latest = next((timing.reference for trial, timing in reversed(trials) if timing and trial.speedup), "")
     one = task.product and machine.startswith("cpu:")
     return [trial for trial, timing in trials if not (one and timing and timing.reference != latest)]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from cuda_l2.agents import MOST_EXEMPLARS, MOST_SOURCES, WORDS_CHARS
-from cuda_l2.archive import standing
 from cuda_l2.contract.text import contract_text
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm._base import AGENT, Outcome, Reply
@@ -209,7 +208,7 @@ class Workshop(Closing):
 
     def _trial(self, task: Task, candidate: str) -> Trial:
         """The latest measured trial of a candidate, of the best where the id is empty."""
-        trials = standing(self._optimizer.archive.trials(task, self.target.machine, SEARCH.name))
+        trials = self._optimizer.archive.standing(task, self.target.machine, SEARCH.name)
         found = [trial for trial in trials if trial.speedup and trial.candidate.id == candidate.strip()]
         trial = found[-1] if found else None if candidate.strip() else self._best(task)
         if trial is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2 import contract, tasks
-from cuda_l2.archive import Archive, standing
+from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
 from cuda_l2.machine.cpu.target import detect
 from cuda_l2.measure.baselines._base import TorchProduct, baselines_of, named, strongest_first
@@ -216,7 +216,7 @@ def best(gemm: Gemm, path: Place) -> tuple[Saved | TorchsOwn, Timing | None]:
         raise UserError(f"there is no archive {path}; run `cuda-l2 optimize {gemm}` first")
     machine = detect().machine
     with Archive(path, reading=True) as archive:
-        known = standing(archive.trials(gemm, machine))
+        known = archive.standing(gemm, machine)
         measured = [trial for protocol in REPORTED for trial in known if trial.protocol == protocol]
         # what a language model wrote is loaded by its path alone, by somebody who has read it
         reports = [trial for trial in measured if trial.candidate.schedule and trial.speedup]
