@@ -1,14 +1,17 @@
 """Build servers: builds in order, and nothing twice that is under way."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from cuda_l2.build import build_server
 from cuda_l2.build.build_server import CORES_A_SERVER, MOST_A_BATCH, BuildServers
 from cuda_l2.families._base import Schedule, families_for
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm
+from cuda_l2.system.errors import UserError
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 
@@ -40,8 +43,42 @@ def test_what_is_under_way_is_not_built_again() -> None:
         assert [build.candidate_id for build in builds] == [second.id, first.id, second.id]
         assert all(build.status is BuildStatus.BUILT for build in builds)
         assert list(ahead) == [builds[1], builds[0]]
-        assert list(servers.build([first])) == [builds[1]]
-        assert len(servers.sent) == 3
+    finally:
+        servers.close()
+
+
+def test_what_was_built_is_sent_again_only_if_it_is_gone(monkeypatch, tmp_path) -> None:
+    sent: list[str] = []
+
+    def send(_: BuildServers, sources: Sequence[str]) -> dict[str, Build]:
+        sent.extend(sources)
+        if "unanswered" in sources:
+            raise UserError("a build process ended before its answer")
+        if "refused" in sources:
+            return {"refused": Build("refused", BuildStatus.REFUSED, "by a rule")}
+        for source in sources:
+            (tmp_path / source).touch()
+        return {source: Build(source, BuildStatus.BUILT, artifact=str(tmp_path / source)) for source in sources}
+
+    monkeypatch.setattr(BuildServers, "_send", send)
+    for name, most in (("MOST_KEPT", 4), ("FIRST_BATCH", 1), ("MOST_A_BATCH", 1)):
+        monkeypatch.setattr(build_server, name, most)
+    servers = BuildServers(TARGET)
+    names = ("kept", "deleted", "refused", "unanswered")
+
+    def ask() -> list[str]:
+        sent.clear()
+        for awaited in servers.begin([Candidate(name) for name in names]):
+            with contextlib.suppress(UserError):
+                awaited()
+        return sorted(sent)
+
+    try:
+        assert ask() == sorted(names)
+        (tmp_path / "deleted").unlink()
+        assert ask() == ["deleted", "refused", "unanswered"]
+        list(servers.build([Candidate(f"more {i}") for i in range(4)]))
+        assert ask() == sorted(names)
     finally:
         servers.close()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, Candidate, from_json
@@ -26,6 +27,8 @@ MOST_A_BATCH = 8
 """Candidates sent at once: reading machine code takes longer to start than one of them takes to compile."""
 FIRST_BATCH = 2
 """And at first; each next batch of a server is up to twice as large."""
+MOST_KEPT = 1000
+"""Sources whose builds are remembered."""
 NICENESS = 19
 """Judging goes first where cores are short: there is one GPU, and builds are ahead of it."""
 
@@ -39,22 +42,31 @@ class BuildServers:
         self._pool = ThreadPoolExecutor(self._count)
         self._local, self._lock = threading.local(), threading.Lock()
         self._processes: list[LineProcess] = []
-        self._under_way: dict[str, Future[dict[str, Build]]] = {}
-        """By source: the batch that it is built in."""
+        self._begun: dict[str, Future[dict[str, Build]]] = {}
+        """By source: the batch that it is built in, the oldest first."""
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; those not asked for yet go on in the background."""
         return (awaited() for awaited in self.begin(candidates))
 
     def begin(self, candidates: Sequence[Candidate]) -> list[Callable[[], Build]]:
-        """Have candidates built in the background. For each a function that waits for its build."""
+        """Have candidates built in the background. For each a function that waits for its build.
+
+        What was built does not go to the servers again, where it would wait for all that is built ahead.
+        """
         sources = [candidate.source for candidate in candidates]
         with self._lock:
-            self._under_way = {source: batch for source, batch in self._under_way.items() if not batch.done()}
-            new = [source for source in dict.fromkeys(sources) if source not in self._under_way]
+            for source in self._begun.keys() & sources:
+                if _gone(self._begun[source], source):
+                    del self._begun[source]
+            new = [source for source in dict.fromkeys(sources) if source not in self._begun]
             for batch in filter(None, _batches(new, self._count)):
-                self._under_way |= dict.fromkeys(batch, self._pool.submit(self._send, batch))
-            return [partial(_awaited, self._under_way[source], source) for source in sources]
+                self._begun |= dict.fromkeys(batch, self._pool.submit(self._send, batch))
+            awaited = [partial(_awaited, self._begun[source], source) for source in sources]
+            for source in list(self._begun)[:-MOST_KEPT]:
+                if self._begun[source].done():
+                    del self._begun[source]
+            return awaited
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -83,6 +95,16 @@ def _batches(sources: Sequence[str], servers: int) -> Iterator[Sequence[str]]:
             yield sources[start : start + size]
             start += size
         most = min(2 * most, MOST_A_BATCH)
+
+
+def _gone(batch: "Future[dict[str, Build]]", source: str) -> bool:
+    """Whether a source is to be sent again: its batch has ended, and no kernel of it lies in the cache."""
+    if not batch.done():
+        return False
+    if batch.cancelled() or batch.exception():
+        return True
+    artifact = batch.result()[source].artifact
+    return not artifact or not Path(artifact).exists()
 
 
 def _awaited(batch: "Future[dict[str, Build]]", source: str) -> Build:
