@@ -173,6 +173,15 @@ def test_a_build_is_cached_by_content(own_cache, target) -> None:
     assert Path(first.artifact).exists()
 
 
+def test_a_damaged_build_is_built_again(own_cache, target) -> None:
+    candidate = Candidate(honest_source() + "\n/* damaged */\n")
+    artifact = Path(build(candidate, target).artifact)
+    whole = artifact.read_bytes()
+    os.truncate(artifact, len(whole) // 2)
+    assert build(candidate, target).artifact == str(artifact)
+    assert artifact.read_bytes() == whole
+
+
 def test_the_compiler_has_a_limit_of_processor_time_which_other_work_does_not_use_up(
     own_cache, target, monkeypatch
 ) -> None:

@@ -532,6 +532,10 @@ def test_a_damaged_entry_is_built_again(own_cache) -> None:
     (Path(first.artifact).parent / "build.json").write_text("{")
     again = build(text)
     assert again.artifact == first.artifact and again.status is BuildStatus.BUILT
+    kernel = Path(first.artifact).read_bytes()
+    os.truncate(first.artifact, 100)
+    build(text)
+    assert Path(first.artifact).read_bytes() == kernel
     assert not list((paths.cache_dir() / "scratch").glob("*/kernel.cubin"))
 
 

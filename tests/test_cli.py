@@ -400,6 +400,23 @@ def test_the_cause_of_a_failed_compilation_is_said(tmp_path, monkeypatch) -> Non
         native.compiled(source)
 
 
+@pytest.mark.parametrize("kept", [0, 3000])
+def test_a_damaged_helper_is_compiled_again(kept, tmp_path, monkeypatch) -> None:
+    source = tmp_path / "helper.c"
+    source.write_text("int answer(void) { return 42; }\n")
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path / "cache"))
+
+    def loaded() -> Path:
+        native.compiled.cache_clear()  # as in a later process
+        return native.compiled(source, "-shared", "-fPIC")
+
+    helper = loaded()
+    written, whole = helper.stat().st_ino, helper.read_bytes()
+    assert loaded().stat().st_ino == written, "a whole one is not compiled again"
+    os.truncate(helper, kept)
+    assert loaded().read_bytes() == whole
+
+
 def test_a_variable_that_is_empty_moves_no_folder(monkeypatch) -> None:
     for name in ("CUDA_L2_HOME", "CUDA_L2_CACHE"):
         monkeypatch.delenv(name, raising=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cuda_l2.records import Build, from_json, to_json
-from cuda_l2.system import lock, paths
+from cuda_l2.system import lock, paths, scratch
 
 RECORD = "build.json"
 
@@ -27,14 +27,17 @@ def rules_version(*modules: ModuleType) -> str:
 
 
 def find(folder: Path) -> Build | None:
-    """What was built there before."""
+    """What was built there before; None where nothing was, or it is damaged."""
     if not (folder / RECORD).exists():
         return None
     try:
-        return from_json(Build, (folder / RECORD).read_text())
+        found = from_json(Build, (folder / RECORD).read_text())
+        if not found.artifact or scratch.is_whole(Path(found.artifact)):
+            return found
     except (ValueError, TypeError):
-        shutil.rmtree(folder, ignore_errors=True)  # written by another version
-        return None
+        pass  # written by another version
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
 
 
 @contextlib.contextmanager
@@ -49,6 +52,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 def publish(work: Path, folder: Path, result: Build) -> None:
     """Make the work folder the entry, with its record in it. OSError where the disk does not take it."""
+    if result.artifact:
+        scratch.seal(work / Path(result.artifact).name)
     (work / RECORD).write_text(to_json(result))
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:

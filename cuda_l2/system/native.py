@@ -14,7 +14,7 @@ from cuda_l2.system.errors import UserError
 
 @functools.cache
 def compiled(source: Path, *flags: str) -> Path:
-    """The program or library that `source` compiles to, rebuilt when it or a relative include changes."""
+    """The program or library that `source` compiles to, rebuilt when it or a relative include changes, or it is damaged."""
     cxx = source.suffix == ".cpp"
     compiler = [paths.cxx_name()] if cxx else paths.compiler_command()
     key = [_text(source), " ".join(flags).encode(), " ".join(compiler).encode(), _processor()]
@@ -23,7 +23,7 @@ def compiled(source: Path, *flags: str) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch.require_executable(target.parent)
-        if target.exists():
+        if scratch.is_whole(target):
             return target
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             out = Path(folder) / source.stem
@@ -38,6 +38,7 @@ def compiled(source: Path, *flags: str) -> Path:
                     f"the {kind} compiler cannot build {source.name}: {said}; `cuda-l2 doctor` says what is missing"
                 )
             out.replace(target)
+        scratch.seal(target)
     except OSError as error:
         if error.filename != compiler[0]:
             raise scratch.unwritable(error) from None

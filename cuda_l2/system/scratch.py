@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -60,6 +61,19 @@ def keep(path: Path, content: bytes) -> None:
         (own / path.name).replace(path)
 
 
+def seal(path: Path) -> None:
+    """Keep a file's hash beside it, by which `is_whole` knows it. OSError where it cannot be written."""
+    _seal(path).write_bytes(hashlib.sha256(path.read_bytes()).digest())
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a sealed file is there and as it was sealed: a crash or a full disk may have cut it short."""
+    try:
+        return _seal(path).read_bytes() == hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
     """UserError in place of an OSError, which means that the cache cannot be written."""
@@ -74,6 +88,10 @@ def unwritable(error: OSError) -> UserError:
     return UserError(
         f"cannot write the cache {paths.cache_dir()}: {error.strerror}; free some space, or set CUDA_L2_CACHE"
     )
+
+
+def _seal(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
 
 
 @functools.cache

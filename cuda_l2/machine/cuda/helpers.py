@@ -225,7 +225,9 @@ def compiled_helpers(arch: str) -> Path:
 
     text = SOURCE.read_text()
     target = paths.cache_dir() / "helpers" / f"cuda-{arch}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cubin"
-    if not target.exists():
+    if not scratch.is_whole(target):
         code = Program(text, "c++", ProgramOptions(arch=arch, std="c++17")).compile("cubin").code
         scratch.keep(target, bytes(code))
+        with scratch.writing():
+            scratch.seal(target)
     return target
