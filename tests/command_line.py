@@ -73,6 +73,7 @@ def serve() -> None:
 
     A child ends as a command does, but for taking its modules apart, which costs more than most commands.
     """
+    import cuda_l2.commands._app  # noqa: PLC0415
     import cuda_l2.optimizer  # noqa: PLC0415
     import cuda_l2.runs.sweep  # noqa: PLC0415 - what most commands load
     import cuda_l2.store.sqlite  # noqa: F401, PLC0415

@@ -22,7 +22,7 @@ from waiting import CLI
 
 from cuda_l2 import cli
 from cuda_l2.build import cuda_compiler
-from cuda_l2.commands import doctor, throughput
+from cuda_l2.commands import _app, doctor, throughput
 from cuda_l2.records import Gemm
 from cuda_l2.system import native, paths, scratch
 from cuda_l2.system.errors import MachineError, UserError
@@ -39,6 +39,8 @@ LONG = [
     *[(["archive", "check"], []), (["report"], ["-o", "page.html"])],
 ]
 """Words of commands before and after a path."""
+FOLDER = ["show", "7x7x7", "--archive"], ["optimize", "7x7x7", "--archive"], ["archive", "check"]
+"""Words of commands before an archive."""
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,7 @@ LONG = [
         (["optimize", "999999x999999x999999"], "memory"),
         (["optimize", "40000x400x4000", "--budget", "0.01s"], "budget"),
         (["show", "7x7x7", "--archive", "missing.db"], "optimize"),
+        *[([*words, "/"], "/ is a folder; give an archive's file") for words in FOLDER],
         (["select", "--layouts", "nn,nt"], "layout"),
         (["select", "--accumulate", "fp8"], "accumulator"),
         (["select", "--weights", "1,2"], "four numbers"),
@@ -134,7 +137,7 @@ def test_options_that_do_not_exist_are_refused_with_status_2() -> None:
 def test_a_fraction_is_no_whole_number(typed_as, accepted) -> None:
     """Cyclopts alone rounds it."""
     try:
-        _, bound, _ = cli.app.parse_args(
+        _, bound, _ = _app.app.parse_args(
             ["optimize", "64x64x64", "--trials", typed_as], exit_on_error=False, print_error=False
         )
     except CycloptsError as error:
@@ -362,7 +365,7 @@ def test_a_failure_of_the_machine_is_one_line_and_status_2(error, said, monkeypa
     def fails(**given: bool) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "app", fails)
+    monkeypatch.setattr(_app, "app", fails)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     lines = capsys.readouterr().err.splitlines()
@@ -384,11 +387,18 @@ def test_ctrl_c_is_said(monkeypatch, capsys) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.app["prompts"], "default_command", interrupted)
+    monkeypatch.setattr(_app.app["prompts"], "default_command", interrupted)
     monkeypatch.setattr("sys.argv", ["cuda-l2", "prompts"])
     with pytest.raises(SystemExit, match="130"):
         cli.main()
     assert capsys.readouterr().err == "cuda-l2: interrupted\n"
+
+
+def test_ctrl_c_is_said_while_modules_load(tmp_path) -> None:
+    (tmp_path / "cyclopts.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    given = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([*paths.CLI, "show", "8x8x8"], env=given, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "cuda-l2: interrupted\n")
 
 
 def test_the_cause_of_a_failed_compilation_is_said(tmp_path, monkeypatch) -> None:

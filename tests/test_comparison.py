@@ -281,5 +281,5 @@ def test_a_comparison_without_held_out_tasks_is_refused(world) -> None:
 
 def test_no_optional_package_is_loaded_by_help() -> None:
     heavy = ("kernel_tuner", "sklearn", "matplotlib", "pyarrow", "optuna", "torch", "safetensors")
-    code = f"import sys, cuda_l2.cli; assert not set({heavy}) & set(sys.modules), set({heavy}) & set(sys.modules)"
+    code = f"import sys, cuda_l2.commands._app; assert not set({heavy}) & set(sys.modules), set({heavy}) & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

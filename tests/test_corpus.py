@@ -8,8 +8,8 @@ import pytest
 from conftest import KEY
 from llm_server import Say, serving
 
-from cuda_l2 import cli
 from cuda_l2.build.lexing import CPP_TOKEN, blank
+from cuda_l2.commands import _app
 from cuda_l2.commands import corpus as corpus_command
 from cuda_l2.commands.corpus import CorpusSettings
 from cuda_l2.corpus import dataset
@@ -355,7 +355,7 @@ def test_a_model_words_instructions_once_and_leaves_out_the_useless(folder, tmp_
 
 @pytest.mark.parametrize("given", [["--tokens", "5000"], ["--hold-out", "held"], ["--temperature", "0"]])
 def test_answers_are_short_whatever_else_is_given(given: list[str]) -> None:
-    _, bound, *_ = cli.app.parse_args(["corpus", "--out", "data", *given])
+    _, bound, *_ = _app.app.parse_args(["corpus", "--out", "data", *given])
     model = bound.arguments["settings"].model
     assert (model.prompt_tokens, model.answer_tokens) == (8_000, 1_000)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2.cli import app
+from cuda_l2.commands._app import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

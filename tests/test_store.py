@@ -356,7 +356,7 @@ def test_another_url_is_refused_in_a_line_without_its_password(url: str, typed: 
 
 def test_importing_the_archive_loads_no_sqlalchemy_and_a_file_no_psycopg(tmp_path: Path) -> None:
     code = (
-        "import sys, cuda_l2.archive, cuda_l2.cli; assert 'sqlalchemy' not in sys.modules;"
+        "import sys, cuda_l2.archive, cuda_l2.commands._app; assert 'sqlalchemy' not in sys.modules;"
         f" cuda_l2.archive.Archive({str(tmp_path / 'a.db')!r}); assert 'psycopg' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

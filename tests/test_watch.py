@@ -3,10 +3,12 @@
 import datetime
 import fcntl
 import io
+import itertools
 import json
 import math
 import os
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from cuda_l2.report.page.parts import Code, Section, Table, Text
 from cuda_l2.report.watch import terminal
 from cuda_l2.report.watch.watcher import DRAWN_EVERY_S, EVERY_S, Watcher
 from cuda_l2.runs.results import Header, Measurement
+from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.running import RunningFile, running
 
@@ -109,6 +112,20 @@ def test_a_search_is_followed_from_before_its_archive_is_there(tmp_path: Path, t
         archive.append(trial("two", 1.25, "offline", created=time.text()))
         assert tables(look(watcher, time))["searches-table"][0][6] == "offline 1.250"
         assert not [each for each in tmp_path.iterdir() if "running" in each.name]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_command_says_that_it_waits_for_what_is_not_there(there: bool, tmp_path: Path) -> None:
+    path = tmp_path / "mistyped.db"
+    if there:
+        Archive(path).close()
+    words = [*paths.CLI, "watch", str(path), "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        said = list(itertools.takewhile(lambda line: " follows " not in line, process.stderr))
+        process.kill()
+    waits = [f"cuda-l2: {path} is not there yet: the page waits for a run that writes it\n"]
+    assert said == ([] if there else waits)
 
 
 def test_only_new_rows_are_read_and_nothing_is_written(tmp_path: Path, time: Time, monkeypatch: Any) -> None:

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from cuda_l2.commands._options import tell
 from cuda_l2.system import paths
+from cuda_l2.system.place import is_there
 
 NICE = 19
 """The cores are the run's."""
@@ -30,7 +31,8 @@ def command(
     from cuda_l2.report.watch import terminal as screen
     from cuda_l2.report.watch.watcher import Watcher
 
-    with Watcher((path or paths.default_archive()).absolute(), figures=not terminal) as watcher:
+    path = (path or paths.default_archive()).absolute()
+    with Watcher(path, figures=not terminal) as watcher:
         if terminal:
             os.nice(NICE)
             screen.follow(watcher)
@@ -39,5 +41,7 @@ def command(
         from cuda_l2.system.files import imported
 
         imported("matplotlib.figure", "a watched page needs", "report")  # now, not when somebody looks
+        if not is_there(path):
+            tell(f"{path} is not there yet: the page waits for a run that writes it")
         os.nice(NICE)
         serve(watcher, port, tell)

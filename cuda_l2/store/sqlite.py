@@ -24,6 +24,10 @@ class SqliteDatabase(Database):
         """UserError where the file cannot be used as the mode says."""
         self.place: Path = path
         try:
+            if path.is_dir():
+                raise UserError(
+                    f"{path} is a folder; give an archive's file with --archive, as in {path / 'archive.db'}"
+                )
             if mode == "read":
                 self.connection = connect_to_read(path)
                 self._require_version()

@@ -14,7 +14,10 @@ from cuda_l2.system.errors import UserError
 
 @functools.cache
 def compiled(source: Path, *flags: str) -> Path:
-    """The program or library that `source` compiles to, rebuilt when it or a relative include changes, or it is damaged."""
+    """The program or library that `source` compiles to; UserError where it cannot be compiled.
+
+    Made again where it is damaged, or the source or a relative include changes.
+    """
     cxx = source.suffix == ".cpp"
     compiler = [paths.cxx_name()] if cxx else paths.compiler_command()
     key = [_text(source), " ".join(flags).encode(), " ".join(compiler).encode(), _processor()]
