@@ -4,13 +4,16 @@ import json
 import math
 import re
 import shutil
+import socketserver
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from made import trial
 
 from cuda_l2.archive import Archive
@@ -102,6 +105,39 @@ def test_a_folder_that_is_no_model_is_one_clear_line(own, damage, says) -> None:
         with pytest.raises(UserError, match=says) as caught:
             load()
         assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_what_its_cache_holds_is_loaded(
+    tiny, tmp_path, monkeypatch
+) -> None:
+    asked = []
+
+    class Hub(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.request.recv(200).split(b"\r\n")[0].decode())  # and the connection ends
+
+    cached = tmp_path / "models--some--one"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("a" * 40)
+    shutil.copytree(tiny, cached / "snapshots" / ("a" * 40))
+    with socketserver.TCPServer(("127.0.0.1", 0), Hub) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(UserError, match=f"there is no folder some/other, {address} does not answer"):
+                hf.load("some/other", "auto")
+            model, _ = hf.load("some/one", "auto")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert model.config.vocab_size
+    assert [line for line in asked if line.startswith("HEAD")] == ["HEAD / HTTP/1.1"] * 2  # once a model
 
 
 def test_adapters_become_part_of_the_weights(own, tmp_path) -> None:

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import jinja2
 import torch
 import transformers
+from huggingface_hub import constants
 
 from cuda_l2.llm._base import Messages, Model, Outcome, Pace, Reply, Request, one_line, without_system
 from cuda_l2.llm.settings import ModelSettings
@@ -24,6 +26,7 @@ LEAST_ANSWER = 16
 """Tokens that must be left for an answer in the model's window."""
 WIDENED = 2_000_000_000
 """Models of at most as many weights compute in float32 on a CPU: most CPUs take half as long as for bfloat16."""
+HUB_TIMEOUT_S = 5.0
 TRIAL_TOKENS = 128, 4
 """Tokens read and written to measure the model's pace."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -205,20 +208,40 @@ def load(name: str, dtype: Any, **options: Any) -> tuple[Any, Any]:
         weights["quantization_config"] = transformers.GgufConfig(dequantize=True)
     adapters = Path(folder) / "adapter_config.json"
     peft = imported("peft", f"the adapters in {folder} need", "train") if adapters.exists() else None
+    silent = ""
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **packed, **options)
+        base = json.loads(adapters.read_text())["base_model_name_or_path"] if peft else folder
+        if not Path(base).exists() and (silent := _why_silent()):
+            silent = f"there is no folder {base}, {silent}"
+            base = huggingface_hub.snapshot_download(base, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder if peft else base, trust_remote_code=False, **packed, **options
+        )
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            json.loads(adapters.read_text())["base_model_name_or_path"] if peft else folder,
-            **(weights | {"dtype": dtype, "trust_remote_code": False}),
+            base, **(weights | {"dtype": dtype, "trust_remote_code": False})
         )
         if peft:
             model = peft.PeftModel.from_pretrained(model, folder).merge_and_unload().requires_grad_(True)
     except Exception as error:  # noqa: BLE001 - whatever loaders raise for a folder of others
+        if silent:
+            raise UserError(
+                f"cannot load the model {name}: {silent}, and the Hub's cache on this machine does not hold all of it;"
+                " give a folder that transformers' save_pretrained wrote"
+            ) from None
         raise UserError(
             f"cannot load the model {name}: {one_line(str(error), 200)}; give a folder that transformers'"
             " save_pretrained wrote, or the id of a model on the Hub"
         ) from None
     return model, tokenizer
+
+
+def _why_silent() -> str:
+    """Why the Hub gives nothing; empty where it answers. Its own client asks for 23 s, and again for each file."""
+    try:
+        huggingface_hub.get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # noqa: BLE001 - of whichever HTTP client it has, or as HF_HUB_OFFLINE is set
+        return f"{constants.ENDPOINT} does not answer ({one_line(str(error), 100)})"
+    return ""
 
 
 def only(config: Any, *names: str) -> Any:
