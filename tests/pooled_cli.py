@@ -4,12 +4,12 @@ import kept_baselines
 import scripted_times
 
 from cuda_l2 import cli
-from cuda_l2.runs import judging, pool, workers
+from cuda_l2.runs import on_ray, pool, workers
 
 if __name__ == "__main__":
     scripted_times.install(setattr)
     kept_baselines.install(setattr)
     workers.gpus = lambda *_, **named: ["0", "1"]
-    judging.require_gpus = lambda *_: None
+    on_ray.require_gpus = lambda *_: None
     pool.MAIN = "scripted_pool"
     cli.main()

@@ -148,11 +148,11 @@ def test_the_users_options_reach_the_search(tmp_path, monkeypatch, rig) -> None:
 @pytest.mark.parametrize(
     ("review", "said"),
     [
-        (ReviewSettings(cheats=Path("x")), "go with --checker"),
-        (ReviewSettings("schedule"), "no language model"),
-        (ReviewSettings("openai:eye@http://localhost:9/v1", cheats=Path("nowhere")), "not a folder"),
+        ({"cheats": Path("x")}, "go with --checker"),
+        ({"checker": "schedule"}, "no language model"),
+        ({"checker": "openai:eye@http://localhost:9/v1", "cheats": Path("nowhere")}, "not a folder"),
     ],
 )
 def test_a_checker_that_cannot_be_used_is_an_error(review, said, archive) -> None:
     with pytest.raises(UserError, match=said):
-        open_checker(review, ONE, archive.path)
+        open_checker(ReviewSettings(**review), ONE, archive.path)

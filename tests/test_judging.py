@@ -27,8 +27,8 @@ from cuda_l2.propose._base import FamilySpace, draw
 from cuda_l2.propose._policy import default_candidates
 from cuda_l2.records import Candidate, Gemm, Operation, Trial
 from cuda_l2.rigs.cpu import CpuRig
-from cuda_l2.runs import pool, workers
-from cuda_l2.runs.judging import Evaluators, JudgePool, _judged, require_gpus, require_known
+from cuda_l2.runs import on_ray, pool, workers
+from cuda_l2.runs.judging import Evaluators, JudgePool, _judged, require_known
 from cuda_l2.search import Order, begin, judge_group, taken
 from cuda_l2.settings import Settings
 from cuda_l2.store.opening import open_database
@@ -315,7 +315,7 @@ def test_what_cannot_be_shared_is_one_line(tmp_path) -> None:
     with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
         workers.gpus("2", "cpu")
     with pytest.raises(UserError, match="on a CPU each verification and timing has the whole machine"):
-        require_gpus("ray", "cpu")
+        on_ray.require_gpus("ray", "cpu")
     with pytest.raises(UserError, match="limit --trials instead"):
         asked = OptimizeSettings(policy="openai:m@http://127.0.0.1:9", model=ModelSettings(tokens=10**6))
         list(command._searched_apart(replace(asked, target="cpu"), [GEMM, GEMM], GPUS))

@@ -35,8 +35,25 @@ def test_a_command_that_needs_torch_says_how_to_get_it_in_one_line(arguments: tu
     assert "pip install torch --index-url" in line and "'cuda-l2[cuda]'" in line
 
 
-def test_a_mistyped_shape_is_said_before_torch_is_loaded() -> None:
-    assert "cannot read the shape '64x64x'" in command("optimize", "64x64x").stderr
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["optimize", "64x64x"], "cannot read the shape '64x64x'"),
+        (["optimize", "64x64x64", "--policy", "nobody"], "no policy 'nobody'"),
+        (["optimize", "64x64x64", "--tuning", "quick"], "no way of tuning 'quick'"),
+        (["optimize", "64x64x64", "--checker", "schedule"], "no language model"),
+        (["optimize", "64x64x64", "--workers", "0"], "--workers is auto"),
+        (["optimize", "64x64x64", "--archive", __file__], "not a usable archive"),
+        (["bench", "64x64x64", "--policy", "nobody"], "no policy 'nobody'"),
+        (["library", "bench", "64x64x"], "cannot read the shape '64x64x'"),
+        (["profile", "missing.cu", "64x64x64"], "cannot read missing.cu"),
+        (["record", "64x64x64", "--out", "world.parquet", "--seed", "-1"], "seed must not be negative"),
+        (["compare", "--world", "missing.parquet", "--out", "."], "no file missing.parquet"),
+        (["report", "missing"], "missing is not there"),
+    ],
+)
+def test_a_mistake_is_said_before_torch_is_loaded(arguments: list[str], says: str) -> None:
+    assert says in command(*arguments).stderr
 
 
 @pytest.mark.parametrize("present", [False, True])

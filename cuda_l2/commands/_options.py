@@ -7,6 +7,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cuda_l2.llm._base import is_model
 from cuda_l2.machine import chosen
 from cuda_l2.machine.gpus import NO_DEVICE, gpu_present
 from cuda_l2.system.errors import UserError
@@ -16,6 +17,14 @@ from cuda_l2.system.files import read_text
 def require_target(name: str) -> None:
     """UserError where the target is not one this version has."""
     chosen(name)
+
+
+def require_policy(name: str) -> None:
+    """UserError where there is neither a proposer nor a language model of this name."""
+    from cuda_l2.propose._base import require_proposer
+
+    if not is_model(name):
+        require_proposer(name)
 
 
 def require_default(settings: Any, allowed: Container[str], said: str) -> None:

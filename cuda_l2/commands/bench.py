@@ -13,6 +13,7 @@ from cuda_l2.commands._options import (
     part,
     require_cuda_packages,
     require_default,
+    require_policy,
     require_target,
     require_writable,
     tell,
@@ -88,6 +89,7 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
         shapes: Six by default, small and large, square and not.
     """
     require_target(settings.target)
+    require_policy(settings.policy)
     if settings.decoder.model is not None:
         if shapes or settings.tasks is not None:
             raise UserError("give shapes, --tasks or --model, not several of them")

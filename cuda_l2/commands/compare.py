@@ -41,13 +41,15 @@ def command(*, settings: CompareSettings) -> None:
     """Print every searcher's regret against the best recorded kernel, by number of measurements."""
     require_writable(settings.out / "comparison.md")
 
+    from cuda_l2.worlds.world import read
+
+    world = read(settings.world, tell)
+
     from cuda_l2.report.comparison import csv, figure, table
     from cuda_l2.runs.comparison import compare
     from cuda_l2.runs.results import ENVIRONMENT
     from cuda_l2.worlds.split import split
-    from cuda_l2.worlds.world import read
 
-    world = read(settings.world, tell)
     learnt, held_out = split(world.tasks, settings.held_out)
     curves = compare(world, learnt, held_out, settings.searchers, settings.seeds, settings.measurements, tell)
     text = table(curves, str(world))

@@ -195,12 +195,13 @@ def bench(
         tuned: Serve by the choices as they are. If not given every shape is tuned first.
         out: CSV file for the times.
     """
+    gemms = [Gemm.parse(shape) for shape in shapes]
+
     from cuda_l2.library.deploy.compared import Compared, algorithms, compare, graphs, summary, table
     from cuda_l2.library.deploy.tuning import device_for_timing, tune
     from cuda_l2.runs.grid import drawn_shapes, read_grid
     from cuda_l2.runs.grid import sample as sampled
 
-    gemms = [Gemm.parse(shape) for shape in shapes]
     listed = read_grid(grid) if grid else []
     gemms += [*(sampled(listed, sample, seed) if sample else listed), *drawn_shapes(random, seed)]
     if not gemms:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import end_interrupted, require_target, tell
+from cuda_l2.commands._options import end_interrupted, require_policy, require_target, tell
 from cuda_l2.machine import chosen
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
@@ -19,7 +19,7 @@ from cuda_l2.settings import Settings
 from cuda_l2.system import paths
 from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.files import read_text, write_text
-from cuda_l2.system.place import Place, file_of, place_of
+from cuda_l2.system.place import Place, file_of, is_there, place_of
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -65,13 +65,22 @@ def command(
         shapes: One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in
             softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
+    from cuda_l2.rigs import Request
+    from cuda_l2.runs import on_ray, workers
+
     require_target(settings.target)
+    require_policy(settings.policy)
+    Request(tuning=settings.tuning)  # UserError for a word that it does not know
+    _require_usable(_archive(settings))
     if settings.judges < 1:
         raise UserError(f"the number of judges must be at least 1, not {settings.judges}")
     if settings.workers and settings.judges > 1 and (len(shapes) > 1 or settings.workers.startswith("ray")):
         raise UserError("--judges goes with GPUs of this machine, and with --workers for one shape alone")
     if settings.page:
         _require_replaceable(settings.page)
+    asked = settings.workers or ("1" if settings.judges > 1 else "")
+    if asked:
+        on_ray.require_gpus(asked, settings.target, "--workers" if settings.workers else "--judges")
 
     from cuda_l2.report.live import Stages
 
@@ -80,13 +89,6 @@ def command(
         stages.stage("loading PyTorch", always=False)
 
         parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
-
-        from cuda_l2.runs import on_ray, workers
-        from cuda_l2.runs.judging import require_gpus
-
-        asked = settings.workers or ("1" if settings.judges > 1 else "")
-        if asked:
-            require_gpus(asked, settings.target, "--workers" if settings.workers else "--judges")
 
         from cuda_l2.report.tables import ended, print_result, result_json
 
@@ -114,6 +116,14 @@ def command(
 
 def _archive(settings: Settings) -> Place | Path:
     return settings.archive or paths.default_archive()
+
+
+def _require_usable(archive: Place | Path) -> None:
+    """UserError where something is there that is no archive."""
+    from cuda_l2.archive import Archive
+
+    if isinstance(archive, Path) and is_there(archive) and archive.stat().st_size:
+        Archive(archive, reading=True).close()
 
 
 def _optimizer(settings: Settings, wanted: Sequence[Task]) -> "Optimizer":

@@ -34,6 +34,7 @@ def command(
         json: Print the trial as JSON.
     """
     task = tasks.parse(shape, "cuda")
+    given = None if kernel == BEST else Candidate(read_source(Path(kernel)))
 
     from cuda_l2.archive import Archive
     from cuda_l2.evaluator import Evaluator
@@ -45,7 +46,7 @@ def command(
 
     with Archive(archive or paths.default_archive()) as opened, open_rig("cuda") as rig:
         find()  # before anything takes time
-        candidate = _best(opened, task, rig.target.machine) if kernel == BEST else Candidate(read_source(Path(kernel)))
+        candidate = given or _best(opened, task, rig.target.machine)
         with Evaluator(task, rig) as evaluator:
             (trial,) = evaluator.evaluate([candidate], rig.protocols[OFFLINE.name])
             correct = trial.timing is not None and trial.timing.status is TimingStatus.MEASURED

@@ -47,6 +47,8 @@ def command(tasks: list[str] | None = None, /, *, settings: RecordSettings) -> N
     number, parts = part(settings.part)
     if settings.schedules < 1:
         raise UserError(f"--schedules must be at least 1, not {settings.schedules}")
+    if settings.seed < 0:
+        raise UserError(f"the seed must not be negative, as {settings.seed} is")
     require_writable(settings.out)
     if settings.join:
         if tasks or settings.grid:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from cuda_l2.commands._options import tell
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import write_text
+from cuda_l2.system.place import is_there
 
 LARGE_BYTES = 5_000_000
 ADVICE = "choose another place, or --force to replace it"
@@ -30,6 +31,10 @@ def command(
         pictures: Folder for the page's main figures as SVG files of their own, in light and dark colours: sizes.svg and
             baselines.svg of products beside baselines, models.svg of a model's steps.
     """
+    for path in results:
+        if not is_there(path):
+            raise UserError(f"{path} is not there: name a folder of results, a file of one, or an archive")
+
     from cuda_l2.report.page.pictures import NAMES, drawn
     from cuda_l2.report.page.reading import read
     from cuda_l2.report.page.whole import html

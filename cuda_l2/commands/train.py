@@ -128,7 +128,7 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
     if pooled:
         if chosen.rl is None:
             raise UserError(f"{pooled} goes with measured rewards, which the stage {stage} does not have")
-        from cuda_l2.runs.judging import require_gpus
+        from cuda_l2.runs.on_ray import require_gpus
 
         require_gpus(settings.workers or "1", settings.target, pooled)  # an error leaves no run behind
     if stage in ON_DATA:

@@ -321,11 +321,16 @@ def proposer_names() -> list[str]:
     return sorted(info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_"))
 
 
-def proposer_maker(name: str) -> Maker:
-    """The maker of a proposer by name; UserError where there is none or what it needs is not installed."""
+def require_proposer(name: str) -> None:
+    """UserError where there is no proposer of this name."""
     if name not in proposer_names():
         models = "a language model as openai:NAME@URL or hf:PATH_OR_ID"
         raise UserError(f"there is no policy {name!r}; choose from {', '.join(proposer_names())}, or {models}")
+
+
+def proposer_maker(name: str) -> Maker:
+    """The maker of a proposer by name; UserError where there is none or what it needs is not installed."""
+    require_proposer(name)
     try:
         module = importlib.import_module(f"{__package__}.{name}")
     except ModuleNotFoundError as error:

@@ -138,14 +138,6 @@ class JudgePool(Closing):
         self._opened.close()
 
 
-def require_gpus(asked: str, target: str, option: str = "--workers") -> None:
-    """UserError where an option asks for what this machine and the target cannot have."""
-    if not on_ray.is_ray(asked):
-        workers.gpus(asked, target, option)
-    elif target == "cpu":
-        raise UserError(workers.ON_CPU.format(option))
-
-
 @contextlib.contextmanager
 def judge_pool(
     asked: str, target: str, say: Callable[[str], None], request: Request = Request(), each: int = 1
@@ -154,7 +146,7 @@ def judge_pool(
 
     each: as for `JudgePool`, on this machine.
     """
-    require_gpus(asked, target)
+    on_ray.require_gpus(asked, target)
     ray = on_ray.is_ray(asked)
     gpus = on_ray.cluster(asked) if ray else contextlib.nullcontext(workers.gpus(asked, target))
     start: Start = pool.on_ray if ray else pool.on_this_machine

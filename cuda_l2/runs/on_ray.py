@@ -41,6 +41,14 @@ def is_ray(asked: str) -> bool:
     return asked == LOCAL or asked.startswith(REMOTE)
 
 
+def require_gpus(asked: str, target: str, option: str = "--workers") -> None:
+    """UserError where an option asks for what this machine and the target cannot have."""
+    if not is_ray(asked):
+        workers.gpus(asked, target, option)
+    elif target == "cpu":
+        raise UserError(workers.ON_CPU.format(option))
+
+
 @contextlib.contextmanager
 def cluster(asked: str) -> Iterator[list[str]]:
     """Connect to the cluster at ray://HOST:PORT, or start one on this machine for `ray`; names of its slots.

@@ -17,7 +17,7 @@ from cuda_l2.report.page.records import Found, Origin, Proof, Search, Sheet, Tra
 from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Header, Measurement
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported, read_text
-from cuda_l2.system.place import Place, is_there
+from cuda_l2.system.place import Place
 
 SQLITE = b"SQLite format 3\0"
 BENCH, TRAINING = "cuda-l2 bench", "cuda-l2 train"
@@ -34,13 +34,11 @@ Reader = Callable[[Found, Path, str], bool]
 
 
 def read(paths: Iterable[Path]) -> Found:
-    """Everything that these files and folders hold. UserError where one is not there, or nothing is found."""
+    """Everything that these files and folders hold. UserError where nothing is found."""
     found, given = Found(), list(paths)
     if not given:
         raise UserError("name the folders, files or archives that the report is of")
     for path in given:
-        if not is_there(path):
-            raise UserError(f"{path} is not there: name a folder of results, a file of one, or an archive")
         if path.is_file():
             if not _read_file(found, path, path.name):
                 raise UserError(f"{path} holds no results that a report can show; it reads {KNOWN}")
