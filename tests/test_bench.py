@@ -4,6 +4,7 @@ import collections
 import csv
 import json
 import math
+import os
 import random
 import re
 import signal
@@ -232,6 +233,18 @@ def test_an_interrupt_that_another_thread_takes_waits_until_a_line_is_stored(tmp
         with pytest.raises(KeyboardInterrupt):
             results.append(RUN[0])
         assert texts(results.records) == texts([RUN[0]]) and len(stored(tmp_path)) == 1
+
+
+def test_what_another_run_measured_is_stored_at_once(tmp_path, monkeypatch) -> None:
+    """A disk takes milliseconds to keep a line, and a run has thousands."""
+    other, syncs = tmp_path / "other" / RESULTS, list[int]()
+    kept(other, [*RUN, measured("64x64x64", 3.0, CUBLAS, "server")])
+    with ResultsFile(tmp_path / RESULTS, HEADER) as results:
+        results.append(RUN[0])
+        monkeypatch.setattr(os, "fsync", syncs.append)
+        results.take_over(other)
+        assert len(results.records) == 4 and len(syncs) == 1
+    assert len(stored(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, -1])

@@ -2,8 +2,10 @@
 
 import fcntl
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -492,3 +494,24 @@ def test_a_worker_stays_though_another_was_traced_meanwhile(monkeypatch: pytest.
         workers.renew()
         assert not traced.alive and workers.get(arena, traced=True).alive
     assert not any(each.alive for each in made)
+
+
+def test_a_worker_has_its_memory_near_one_another_and_far_apart(monkeypatch) -> None:
+    made: list[tuple[int, int]] = []
+
+    def imported(descriptor: int, size: int, grain: int, *, writable: bool = True, far: int = 0) -> Any:
+        assert far % grain == 0 and far + size < 1 << 37
+        if writable:
+            made.append((size, far))
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(cuda_worker_main, "MappedMemory", SimpleNamespace(imported=imported))
+    process, sizes = WorkerProcess({}), {str(number): [(1 + number) << 21, 1 << 21] for number in range(8)}
+    for _ in range(2):
+        process.attach(sizes, ["0"], [os.open("/dev/null", os.O_RDONLY) for _ in sizes])
+    near, first, again, second = (made[start : start + 8] for start in range(0, 32, 8))
+    assert near == again == [(size, 0) for size, _ in sizes.values()]
+    for far in first, second:
+        assert [size for size, _ in far] == [size for size, _ in near[::-1]]
+        assert max(room for _, room in far) > 1 << 32
+    assert first != second

@@ -102,6 +102,16 @@ def test_an_interrupted_worker_interrupts_the_command() -> None:
         workers.share({"0": []}, print, (sys.executable, "-c", "raise SystemExit(130)"))
 
 
+def test_an_interrupt_in_what_the_command_does_meanwhile_interrupts_its_workers() -> None:
+    program = "import signal; signal.pause()"
+
+    def meanwhile() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.share({"0": []}, print, (sys.executable, "-c", program), meanwhile=meanwhile)
+
+
 def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path, monkeypatch) -> None:
     out = tmp_path / "out"
     command = [*ARGUMENTS, "--workers", "auto", "--out", str(out)]

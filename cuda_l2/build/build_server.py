@@ -62,7 +62,7 @@ class BuildServers:
             new = [source for source in dict.fromkeys(sources) if source not in self._begun]
             for batch in filter(None, _batches(new, self._count)):
                 self._begun |= dict.fromkeys(batch, self._pool.submit(self._send, batch))
-            awaited = [partial(_awaited, self._begun[source], source) for source in sources]
+            awaited: list[Callable[[], Build]] = [partial(_awaited, self._begun[source], source) for source in sources]
             for source in list(self._begun)[:-MOST_KEPT]:
                 if self._begun[source].done():
                     del self._begun[source]

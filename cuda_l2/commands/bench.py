@@ -298,6 +298,14 @@ def _taking(file: Path | None, gemms: "Sequence[Gemm]") -> "Iterator[Callable[[G
         taken.done()
 
 
+def _load_tables() -> None:
+    """Import what tables need: a second or two, while others measure anyway."""
+    from cuda_l2.report import bench, grid_summary  # noqa: F401
+    from cuda_l2.report.grid import load
+
+    load()
+
+
 def _write_tables(
     out: Path, results: ResultsFile, gemms: "Sequence[Gemm]", settings: BenchSettings, *, each: bool
 ) -> None:
@@ -339,7 +347,7 @@ def _by_workers(settings: BenchSettings, out: Path, gemms: "Sequence[Gemm]") -> 
 
     if not on_ray.is_ray(settings.workers):  # whose nodes may be of another kind
         parts.take_over(out, RESULTS, take_over)  # what a run that was interrupted has left
-    if not parts.share(settings.workers, out, RESULTS, tell, by_item=True):
+    if not parts.share(settings.workers, out, RESULTS, tell, by_item=True, meanwhile=_load_tables):
         return False
     parts.take_over(out, RESULTS, take_over)
     header = read_header(out / RESULTS)

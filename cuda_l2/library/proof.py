@@ -82,10 +82,11 @@ class ProofFile(Closing):
         found = [(task, self.find(task)) for task in tasks]
         return [task for task, proof in found if not proof or proof.status == DIED]
 
-    def append(self, proof: Proof) -> None:
-        """Store one; it is there after a kill once this returns."""
-        self._file.append(to_json(proof))
-        self._keep(proof)
+    def append(self, *proofs: Proof) -> None:
+        """Store some; they are there after a kill once this returns."""
+        self._file.append(*map(to_json, proofs))
+        for proof in proofs:
+            self._keep(proof)
 
     def take_over(self, path: Path) -> None:
         """Append another file's verdicts of what has none here, and its faults of what is correct here.
@@ -94,9 +95,7 @@ class ProofFile(Closing):
         """
         with ProofFile(path, self.machine) as other:
             found = [(proof, self._found.get(key)) for key, proof in other._found.items()]
-        for theirs, ours in found:
-            if _weight(theirs) > _weight(ours):
-                self.append(theirs)
+        self.append(*(theirs for theirs, ours in found if _weight(theirs) > _weight(ours)))
 
     def close(self) -> None:
         self._file.close()

@@ -63,6 +63,14 @@ def write_tables(folder: Path, header: Header, measurements: Sequence[Measuremen
     return ""
 
 
+def load() -> None:
+    """Import what Parquet files are written with, where it is installed."""
+    if importlib.util.find_spec("pyarrow"):
+        from pyarrow import array, parquet  # noqa: F401, PLC0415 - optional
+
+        array([0.0])  # imports pandas, where that is installed
+
+
 def column(arm: str) -> str:
     """An arm's name as a column's: cublaslt_autotuning_nn."""
     return re.sub(r"[^a-z0-9]+", "_", arm.lower()).strip("_")

@@ -92,6 +92,7 @@ def share(
     say: Callable[[str], None],
     program: Sequence[str] = (),
     ended: Container[int] = (0,),
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> bool:
     """Run a command line on each slot until all have ended, as `workers.share` does on each GPU.
 
@@ -104,6 +105,7 @@ def share(
     for name, arguments in commands.items():
         job = _Job(name, arguments, program, ended)
         running[job.step()] = job
+    meanwhile()
     interrupted = False
     while running:
         try:

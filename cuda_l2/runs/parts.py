@@ -81,12 +81,14 @@ def share(
     ended: Container[int] = (0,),
     *,
     by_item: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> bool:
     """Have every GPU do its part of this command into an output of its own; whether all say that they are done.
 
     asked: what --workers says. out: the command's folder, in which a run goes on from the file `results`; or that file
     itself where this is empty. changed: further options of the parts, by the number of these. ended: exit statuses of a
-    part that is done. by_item: parts on this machine also take what others have left, with --taken.
+    part that is done. by_item: parts on this machine also take what others have left, with --taken. meanwhile: what
+    this process does once they have begun.
     """
     with _pool(asked) as (found, run), contextlib.ExitStack() as held:
         commands, taken = {}, out / TAKEN
@@ -105,7 +107,7 @@ def share(
             which = {"--part": f"{number}/{len(found)}"} | ({"--taken": str(taken)} if by_item else {})
             own = {"--workers": "", **which, "--out": str(place), **changed(len(found))}
             commands[gpu] = workers.own_arguments(sys.argv[1:], own)
-        return run(commands, say, ended=ended)
+        return run(commands, say, ended=ended, meanwhile=meanwhile)
 
 
 def files(out: Path, results: str) -> list[Path]:

@@ -84,11 +84,11 @@ class RunFile(Closing, Generic[R]):
         """The last of every key."""
         return list(self._found.values())
 
-    def append(self, record: R) -> None:
-        """Store one; it is there after a kill once this returns, and an interrupt waits until file and memory agree."""
+    def append(self, *records: R) -> None:
+        """Store some; they are there after a kill once this returns; an interrupt waits until file and memory agree."""
         with _uninterrupted():
-            self._file.append(to_json(record))
-            self._found[record.key] = record
+            self._file.append(*map(to_json, records))
+            self._found |= {record.key: record for record in records}
 
     def close(self) -> None:
         self._file.close()
@@ -220,9 +220,13 @@ class ResultsFile(RunFile[Measurement]):
             raise UserError(f"{path} is not there: give the folder of another run")
         with ResultsFile(path, self.header, self._warn) as other:
             pairs = [(m, self.find(m.gemm, m.protocol)) for m in other.records]
-        for measurement, ours in pairs:
-            if not ours or (ours.status in TRIED_AGAIN and measurement.status not in TRIED_AGAIN):
-                self.append(measurement)
+        self.append(
+            *(
+                measurement
+                for measurement, ours in pairs
+                if not ours or (ours.status in TRIED_AGAIN and measurement.status not in TRIED_AGAIN)
+            )
+        )
 
 
 def read_header(path: Path) -> Header | None:

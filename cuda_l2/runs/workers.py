@@ -65,11 +65,12 @@ def share(
     say: Callable[[str], None],
     program: Sequence[str] = CLI,
     ended: Container[int] = (0,),
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> bool:
     """Run a command line on each GPU until all have ended, and say line by line what they say; whether none failed.
 
     KeyboardInterrupt once all have ended, where one was interrupted. One that ends with an error is not started again;
-    ended: exit statuses that are no error.
+    ended: exit statuses that are no error. meanwhile: what this process has to do itself, once they have begun.
     """
     interrupted = False
     with selectors.DefaultSelector() as streams:
@@ -79,8 +80,11 @@ def share(
         ]
         for worker in all_workers:
             streams.register(worker.errors, selectors.EVENT_READ, worker)
+        due = [meanwhile]
         while streams.get_map():
             try:
+                while due:
+                    due.pop()()
                 ready = [key.data for key, _ in streams.select()]
             except KeyboardInterrupt:
                 interrupted = True

@@ -33,9 +33,9 @@ class LinesFile(Closing):
             self._file.close()
             raise
 
-    def append(self, text: str) -> None:
-        """Append one line, which is on disk when this returns; UserError where the disk is full."""
-        self._append(text.encode() + b"\n")
+    def append(self, *texts: str) -> None:
+        """Append lines, which are on disk when this returns; UserError where the disk is full."""
+        self._append("".join(f"{text}\n" for text in texts).encode())
 
     def close(self) -> None:
         self._file.close()

@@ -347,18 +347,22 @@ def require_each(
     most = MOST_ANSWERS if session.device == "cuda" else 1
     outputs = sum(output.bytes for output in session.task.outputs)
     met: list[tuple[torch.Tensor, Turn[C], Outputs]] = []
+    held = 0
 
     def settle() -> None:
+        nonlocal held
         marked = torch.stack([mark for mark, *_ in met]).tolist() if met else []
         for (_, turn, found), wrong_there in zip(met, marked, strict=True):
             if wrong_there:
                 require(turn, found)
         met.clear()
+        held = 0
 
     try:
         for turn, found in session.launch_each(turns):
             met.append((wrong(turn, found).any(), turn, found))
-            if len(met) >= most or sum(outputs + turn.case.bytes for _, turn, _ in met) > ANSWERS_BYTES:
+            held += outputs + turn.case.bytes
+            if len(met) >= most or held > ANSWERS_BYTES:
                 settle()
     except Exception:  # what came before is the reason where it is wrong
         settle()

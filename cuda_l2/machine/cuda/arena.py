@@ -13,7 +13,7 @@ from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan, Workspace
 from cuda_l2.machine.cuda import buffers
 from cuda_l2.machine.cuda.buffers import Place
-from cuda_l2.machine.cuda.segments import Segment
+from cuda_l2.machine.cuda.segments import Segment, filled
 from cuda_l2.machine.cuda.windows import (
     MOST_PAIRINGS,
     TENSOR_ALIGN,
@@ -83,8 +83,10 @@ class CudaArena(Closing):
             raise
         self._workspaces: list[list[tuple[int, Workspace[int]]]] = []
         """Every slot's workspaces, each with its offset."""
-        self._known: dict[Hashable, Any] = {}
-        """What follows from the layout alone: every launch of a check asks for it."""
+        self._layouts: dict[tuple[Task, bool], dict[Hashable, Any]] = {}
+        """What follows from each layout: every launch of a check of every candidate asks for it."""
+        self._known, self._of_workspaces = dict[Hashable, Any](), dict[Hashable, Any]()
+        """The same of the layout of now, and what follows from its workspaces too."""
         self.select(tasks[0])
 
     @property
@@ -107,7 +109,8 @@ class CudaArena(Closing):
         before; else they are aligned as torch's allocator would, with guards between windows that lie apart.
         """
         spans = self._spans_of(task)
-        self._known = {}
+        self._known = {} if gap else self._layouts.setdefault((task, snug), {})
+        self._of_workspaces = {}
         self.used = 1 if snug else self.windows
         """Number of windows there are in this layout."""
         self._offsets: dict[str, int] = {}
@@ -210,6 +213,9 @@ class CudaArena(Closing):
 
     def records_of(self, number: int, place: int) -> list[Segment]:
         """A record that is to hold the outputs at a place."""
+        return list(self._once(("record", number, place), lambda: self._records_of(number, place)))
+
+    def _records_of(self, number: int, place: int) -> list[Segment]:
         start = self.address(Place("record", number * self.record_stride))
         return [
             Segment(start + at, output.bytes, source=self._address(output, place))
@@ -219,7 +225,8 @@ class CudaArena(Closing):
 
     def place(self, tensor: Tensor, place: int = 0) -> Place:
         """Where a place has a tensor."""
-        return Place(buffer_name(tensor), self._bounds(tensor, place)[0])
+        key = "place", tensor.name, place
+        return self._once(key, lambda: Place(buffer_name(tensor), self._bounds(tensor, place)[0]))
 
     def places(self, plan: Plan, slot: int = 0) -> list[dict[str, Place]]:
         """Where a plan's pointers lie, at each place; lays out its workspaces."""
@@ -236,7 +243,7 @@ class CudaArena(Closing):
         """
         found: dict[str, Place] = {}
         own: list[tuple[int, Workspace[int]]] = []
-        self._workspaces, self._known = [*self._workspaces[:slot], own], {}
+        self._workspaces, self._of_workspaces = [*self._workspaces[:slot], own], {}
         end = max((_behind(*place) for kernel in self._workspaces for place in kernel), default=GUARD_BYTES)
         for workspace in plan.workspaces:
             found[workspace.name] = Place("workspace", end)
@@ -330,8 +337,8 @@ class CudaArena(Closing):
         """Guard bytes in all else that is mapped: behind the workspaces, and what the runtime itself uses."""
         end = max((_behind(*place) for kernel in self._workspaces for place in kernel), default=GUARD_BYTES)
         return [
-            _held(self._whole("workspace")[end:], GUARD_WORD),
-            *(_held(self._whole(name), GUARD_WORD) for name in ("staging", "record")),
+            filled(self._whole("workspace")[end:], GUARD_WORD),
+            *(filled(self._whole(name), GUARD_WORD) for name in ("staging", "record")),
         ]
 
     def poisons(self) -> list[Segment]:
@@ -358,26 +365,26 @@ class CudaArena(Closing):
 
     def scratch(self) -> list[Segment]:
         """What workspaces are to hold before a launch, the persistent ones apart: garbage, and guards behind all."""
-        return self._once("scratch", self._scratch)
+        return self._once("scratch", self._scratch, self._of_workspaces)
 
     def _scratch(self) -> list[Segment]:
         places = self._laid_out()
-        garbage = [_held(words, SCRATCH_WORD) for workspace, words, _ in places if not workspace.persistent]
+        garbage = [filled(words, SCRATCH_WORD) for workspace, words, _ in places if not workspace.persistent]
         return garbage + self.workspace_guards()
 
     def workspace_guards(self) -> list[Segment]:
         """What must lie behind every workspace."""
-        return [_held(guard, GUARD_WORD) for _, _, guard in self._laid_out()]
+        return [filled(guard, GUARD_WORD) for _, _, guard in self._laid_out()]
 
     def after_launch(self, place: int = 0) -> tuple[list[Segment], list[Segment]]:
         """What memory must hold after it: guards, and persistent workspaces as they were filled."""
-        return self._once(("after", place), lambda: self._after_launch(place))
+        return self._once(("after", place), lambda: self._after_launch(place), self._of_workspaces)
 
     def _after_launch(self, place: int) -> tuple[list[Segment], list[Segment]]:
         places = self._laid_out()
         guards = [band for band in self._guards if band.numel()] + [guard for _, _, guard in places]
-        persistent = [_held(words, workspace.fill) for workspace, words, _ in places if workspace.persistent]
-        return [_held(guard, GUARD_WORD) for guard in guards] + self.outside(place), persistent
+        persistent = [filled(words, workspace.fill) for workspace, words, _ in places if workspace.persistent]
+        return [filled(guard, GUARD_WORD) for guard in guards] + self.outside(place), persistent
 
     def damage(self, slot: int = 0) -> str:
         """What a launch changed that it must not, in a few words; empty where it kept its bounds."""
@@ -398,10 +405,11 @@ class CudaArena(Closing):
             buffer.close()
         self.buffers = {}
 
-    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._known:
-            self._known[key] = make()
-        found: T = self._known[key]
+    def _once(self, key: Hashable, make: Callable[[], T], known: dict[Hashable, Any] | None = None) -> T:
+        known = self._known if known is None else known
+        if key not in known:
+            known[key] = make()
+        found: T = known[key]
         return found
 
     def _laid_out(self, slot: int = 0) -> list[tuple[Workspace[int], torch.Tensor, torch.Tensor]]:
@@ -435,11 +443,6 @@ class CudaArena(Closing):
 def _behind(start: int, workspace: Workspace[int]) -> int:
     """Where what follows a workspace and its guard begins."""
     return start + rounded_up(workspace.bytes, WORKSPACE_ALIGN) + GUARD_BYTES
-
-
-def _held(memory: torch.Tensor, word: int) -> Segment:
-    """What memory is to hold, or must: a word over and over."""
-    return Segment(memory.data_ptr(), memory.nbytes, word)
 
 
 def _signed(word: int) -> int:

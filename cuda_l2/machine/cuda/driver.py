@@ -347,20 +347,20 @@ class MappedMemory:
     """Memory in a reserved address range of its own, unmapped space on both sides."""
 
     @classmethod
-    def imported(cls, descriptor: int, size: int, grain: int, *, writable: bool = True) -> "MappedMemory":
+    def imported(cls, descriptor: int, size: int, grain: int, *, writable: bool = True, far: int = 0) -> "MappedMemory":
         """Map memory that another process exported; the descriptor stays the caller's.
 
-        writable: else writing there faults.
+        writable: else writing there faults. far: bytes of addresses, of whole grains, that stay free before it.
         """
         handle = check("cuMemImportFromShareableHandle", driver.cuMemImportFromShareableHandle(descriptor, HANDLE_TYPE))
-        mapping = cls(handle, size, grain, writable=writable)
+        mapping = cls(handle, size, grain, writable=writable, far=far)
         check("cuMemRelease", driver.cuMemRelease(handle))  # the mapping keeps it
         return mapping
 
-    def __init__(self, handle: Any, size: int, grain: int, *, writable: bool = True) -> None:
-        self._base = check("cuMemAddressReserve", driver.cuMemAddressReserve(size + 2 * grain, 0, 0, 0))
-        self._reserved, self._size = size + 2 * grain, size
-        self.address = int(self._base) + grain
+    def __init__(self, handle: Any, size: int, grain: int, *, writable: bool = True, far: int = 0) -> None:
+        self._reserved, self._size = far + size + 2 * grain, size
+        self._base = check("cuMemAddressReserve", driver.cuMemAddressReserve(self._reserved, 0, 0, 0))
+        self.address = int(self._base) + far + grain
         check("cuMemMap", driver.cuMemMap(self.address, size, 0, handle, 0))
         access = driver.CUmemAccessDesc()
         access.location = memory_properties().location

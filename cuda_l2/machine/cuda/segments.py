@@ -6,9 +6,12 @@ Each fill or comparison by a kernel of torch's costs more of the host's time tha
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cuda_l2.machine.cuda.helpers import Helpers
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_SEGMENTS = 64
 """As in cuda_helpers.cu."""
@@ -21,6 +24,11 @@ class Segment(NamedTuple):
     bytes: int
     word: int = 0
     source: int = 0  # address of other memory; the word where 0
+
+
+def filled(memory: "torch.Tensor", word: int) -> Segment:
+    """What memory is to hold, or must: a word over and over."""
+    return Segment(memory.data_ptr(), memory.nbytes, word)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ TRAFFIC_BYTES = 256 << 20
 SPOILT = (0, 0.0), (1, 0.0), (0, 1 / 8)
 """A recorded round's first launches, and share of the others, that find shared memory, registers and local memory
 spoilt. One of these is drawn: counts kept there may go on from the timed rounds, begin anew as in some, or get lost."""
+FAR = 1 << 35
+"""Bytes of addresses, at most, that stay free before memory where it is mapped the second time."""
 ROUNDS_BEHIND = 16
 """Waves of blocks that a multiprocessor runs when a block of the candidate leaves it."""
 
@@ -74,8 +76,8 @@ class Worker:
     def attach(self, sizes: dict[str, list[int]], given: list[str], descriptors: Sequence[int] = ()) -> None:
         """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors. None unmaps.
 
-        All of it twice, so that of any two tensors either can have the lower address; what is given, inputs and
-        weights, also where it can only be read.
+        All of it twice, so that of any two tensors either can have the lower address, and that they can lie near one
+        another or far apart; what is given, inputs and weights, also where it can only be read.
         """
         self._unload()
         for mapping in (*self.buffers.values(), *self.elsewhere.values(), *self.guarded.values()):
@@ -84,8 +86,11 @@ class Worker:
         self.drawn, self.guarded = {}, {}
         # the second time in the other order: whichever way addresses grow, each order of two tensors is as likely
         self.buffers, self.elsewhere = (
-            {name: MappedMemory.imported(descriptor, *size) for (name, size), descriptor in some}
-            for some in (shared, shared[::-1])
+            {
+                name: MappedMemory.imported(descriptor, size, grain, far=random.randrange(0, most + 1, grain))
+                for (name, (size, grain)), descriptor in some
+            }
+            for some, most in ((shared, 0), (shared[::-1], FAR))
         )
         with contextlib.suppress(DriverError):
             for (name, size), descriptor in shared:
