@@ -6,8 +6,10 @@ clusters and inner shapes: every one of cublasLt.h is tried. Most combinations d
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 NO_REDUCTION, COMPUTE_TYPE = 0, 2
 """Schemes of a split K that round no part of a sum to the output's type."""
@@ -67,7 +69,7 @@ class Space:
     def ids(self) -> tuple[int, ...]:
         return tuple(self._values)
 
-    def draw(self, ids: Sequence[int], rng: np.random.Generator) -> Configuration:
+    def draw(self, ids: Sequence[int], rng: "np.random.Generator") -> Configuration:
         """A configuration of one of these algorithms."""
         chosen = ids[int(rng.integers(len(ids)))]
         drawn = Configuration(chosen)
