@@ -27,6 +27,11 @@ def test_what_needs_no_torch_works(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 0 and not done.stderr
 
 
+def test_the_command_line_loads_nothing_slow_before_it_knows_the_command() -> None:
+    done = python("import cuda_l2.commands._app; print(*{'numpy', 'pyarrow', 'sqlalchemy'} & sys.modules.keys())")
+    assert done.returncode == 0 and not done.stdout.strip()
+
+
 @pytest.mark.parametrize("arguments", [("optimize", "64x64x64"), ("tasks",)])
 def test_a_command_that_needs_torch_says_how_to_get_it_in_one_line(arguments: tuple[str, ...]) -> None:
     done = command(*arguments)
