@@ -1,4 +1,4 @@
-"""Static variables that a launch writes depend on that launch alone: none counts, none remembers.
+"""Static variables and the stack hold what the launch that wrote them put there: none counts, none remembers.
 
 Equal launches are made behind different ones. What each of them changes must then hold the same; what it leaves alone
 may hold anything. Where one launch behind another is not repeatable, threads take turns, and nothing is asked.
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from cuda_l2.records import VerdictStatus
 from cuda_l2.verify._base import CheckFailed, CpuCheck, CpuOnly
 
-REPEATS, BEFORE = 4, 3
+REPEATS, BEFORE = 3, 2
 MORE = 16
 """Further launches from either beginning where these show a difference: threads that take turns may do so alike for a
 while, and otherwise afterwards."""
@@ -38,15 +38,18 @@ class Statics(CpuCheck):
             return found
 
         begins, found = list[Held](), list[list[Held]]()
-        for _ in range(2):
+        for before in (0, BEFORE):
+            for _ in range(before):
+                session.launch(other, keep=True)
             begins.append(session.statics())
             found.append(ends(begins[-1], REPEATS))
-            for _ in range(BEFORE):
-                session.launch(other, keep=True)
         if _differ(begins, found):
             found = [before + ends(start, MORE) for start, before in zip(begins, found, strict=True)]
         if _differ(begins, found):
-            reason = "keeps state in static variables: what they hold after a launch depends on the launches before it"
+            reason = (
+                "keeps state in static variables or on the stack: what they hold after a launch depends on the launches"
+                " before it"
+            )
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
 
 

@@ -7,7 +7,7 @@ A candidate's process maps the pages of the tensors and of the workspace that it
 weights to be read only, and nothing before, between or behind them: what reaches a page further ends it. What is left
 of the pages is guarded, and holds NaN before some launches and other numbers before others, so that a result shows what
 it took from there. Tensors begin at other places of a page in every slot; those of the first slot end in the last line
-of a page. Inputs and weights of some slots lie right behind one another, as where an allocator gave them so.
+of a page. All tensors of some slots lie right behind one another, in any order, as where an allocator gave them so.
 All tensors of all slots lie in one random order: which of two has the lower address, and how far apart they are,
 differs from slot to slot. Some of them lie FAR behind the others, in addresses alone: their offsets need over 32 bits.
 """
@@ -100,6 +100,11 @@ class Arena(Closing):
         segments = WORDS_A_SEGMENT * (len(task.tensors) * self.slots + 2)
         self._table = slice(ALIGN, ALIGN + 8 * max(words * self.slots, segments))
         self._offsets = {tensor.name: [0] * self.slots for tensor in task.tensors}
+        self._orders = {
+            slot: [task.tensors[number] for number in self._rng.permutation(len(task.tensors))]
+            for slot in range(min(PLACES, math.ceil(0.75 * self.slots)), self.slots)
+            if self.slots != PLACES
+        }
         end = self._table.stop
         blocks = [(slot, block) for slot in range(self.slots) for block in self._blocks(task, slot)]
         for number, chosen in enumerate(self._rng.permutation(len(blocks))):
@@ -113,15 +118,13 @@ class Arena(Closing):
         self._workspace = slice(start, start + rounded_up(self.workspace_bytes, ALIGN))
         return self._workspace.stop + ALIGN
 
-    def _blocks(self, task: Task, slot: int) -> list[tuple[Tensor, ...]]:
-        """What lies together in a slot: each tensor by itself, or inputs and weights right behind one another.
+    def _blocks(self, task: Task, slot: int) -> list[Sequence[Tensor]]:
+        """What lies together in a slot: each tensor by itself, or all right behind one another.
 
         These do in the slots behind those that have every place of a page; where slots are fewer in a quarter of them,
         and in none where slots are just as many.
         """
-        if slot < min(PLACES, math.ceil(0.75 * self.slots)) or self.slots == PLACES:
-            return [(tensor,) for tensor in task.tensors]
-        return [tuple(task.given), *((tensor,) for tensor in task.outputs)]
+        return [self._orders[slot]] if slot in self._orders else [(tensor,) for tensor in task.tensors]
 
     @property
     def workspace_offset(self) -> int:

@@ -51,7 +51,8 @@ struct command { int64_t table, count, nonce; }; /* a negative count: tasks in r
 
 /* What is mapped of the arena, in whole pages; the rest is reserved and faults. */
 struct segment { int64_t start, stop, writable; };
-static char *arena;
+#define BASES 3 /* high, right below the libraries; near the heap; low */
+static char *arenas[BASES];
 static int64_t arena_bytes, segment_count;
 static struct segment *segments;
 
@@ -145,38 +146,55 @@ static void watch_control(void) {
 /* Name a fault in the arena by the exit status; another ends the process by its signal once it comes again. */
 static void faulted(int number, siginfo_t *info, void *context) {
     (void)number, (void)context;
-    int64_t at = (char *)info->si_addr - arena;
-    if (at < -NEAR || at >= arena_bytes + NEAR) return;
-    for (int64_t i = 0; i < segment_count; ++i)
-        if (at >= segments[i].start && at < segments[i].stop) _exit(WROTE_INPUT);
-    _exit(OUTSIDE);
+    for (int base = 0; base < BASES; ++base) {
+        int64_t at = (char *)info->si_addr - arenas[base];
+        if (at < -NEAR || at >= arena_bytes + NEAR) continue;
+        for (int64_t i = 0; i < segment_count; ++i)
+            if (at >= segments[i].start && at < segments[i].stop) _exit(WROTE_INPUT);
+        _exit(OUTSIDE);
+    }
+}
+
+/* Where the arena is to lie. Tensors of a user lie behind the program, in its heap, or high among the libraries, as
+ * their sizes are: above a kernel's code or below it. The system may choose another address. */
+static char *wanted(int base) {
+    uint64_t drawn, page = (uint64_t)sysconf(_SC_PAGESIZE), heap = (uint64_t)(uintptr_t)sbrk(0);
+    if (base == 0 || syscall(SYS_getrandom, &drawn, sizeof drawn, 0) != sizeof drawn) return 0;
+    uint64_t low = NEAR, room = heap > (uint64_t)(arena_bytes + 2 * NEAR) ? heap - (uint64_t)(arena_bytes + 2 * NEAR) : 1;
+    if (base == 1) low = heap + NEAR, room = (uint64_t)1 << 39;
+    return (char *)(uintptr_t)((low + drawn % room) / page * page);
 }
 
 /* Reserve the arena and map its segments with their pages, so that no launch waits for one. */
 static void map_arena(int fd, int64_t table) {
-    arena = mmap(0, (size_t)arena_bytes, PROT_NONE, MAP_SHARED, fd, 0);
     segments = malloc((size_t)segment_count * sizeof *segments);
-    if (arena == MAP_FAILED || !segments) fail("arena", strerror(errno));
+    if (!segments) fail("arena", strerror(errno));
     if (pread(fd, segments, (size_t)segment_count * sizeof *segments, table) < 0) fail("arena", strerror(errno));
-    for (int64_t i = 0; i < segment_count; ++i) {
-        char *start = arena + segments[i].start;
-        size_t bytes = (size_t)(segments[i].stop - segments[i].start);
-        if (mprotect(start, bytes, PROT_READ | (segments[i].writable ? PROT_WRITE : 0))) fail("arena", strerror(errno));
-        /* older systems map when first used */
-        madvise(start, bytes, segments[i].writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    for (int base = 0; base < BASES; ++base) {
+        char *arena = mmap(wanted(base), (size_t)arena_bytes, PROT_NONE, MAP_SHARED, fd, 0);
+        if (arena == MAP_FAILED) fail("arena", strerror(errno));
+        arenas[base] = arena;
+        for (int64_t i = 0; i < segment_count; ++i) {
+            char *start = arena + segments[i].start;
+            size_t bytes = (size_t)(segments[i].stop - segments[i].start);
+            if (mprotect(start, bytes, PROT_READ | (segments[i].writable ? PROT_WRITE : 0)))
+                fail("arena", strerror(errno));
+            /* older systems map when first used */
+            madvise(start, bytes, segments[i].writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+        }
     }
     struct sigaction action = {.sa_sigaction = faulted, .sa_flags = (int)(SA_SIGINFO | SA_RESETHAND)};
     if (sigaction(SIGSEGV, &action, 0) || sigaction(SIGBUS, &action, 0)) fail("signals", strerror(errno));
 }
 
-static void launch_gemm(void *entry, const struct call *row) {
+static void launch_gemm(void *entry, char *arena, const struct call *row) {
     struct call call = *row;
     ((gemm_fn)entry)(call.m, call.n, call.k, (const uint16_t *)(arena + call.a), (const uint16_t *)(arena + call.b),
                      (uint16_t *)(arena + call.c), arena + call.workspace, pool_parallel_for);
 }
 
 /* Sizes and pointers are copied out of the arena, afresh for every launch. */
-static void launch_task(void *entry, const int64_t *row, int size_count, int buffer_count) {
+static void launch_task(void *entry, char *arena, const int64_t *row, int size_count, int buffer_count) {
     int64_t sizes[MAX_SIZES];
     void *buffers[MAX_BUFFERS];
     memcpy(sizes, row, (size_t)size_count * sizeof *sizes);
@@ -214,11 +232,12 @@ int main(int argc, char **argv) {
     for (;;) {
         struct command command;
         read_all(&command, sizeof command);
-        const int64_t *table = (const int64_t *)(arena + command.table);
+        const int64_t *table = (const int64_t *)(arenas[0] + command.table);
+        char *arena = arenas[(uint64_t)command.nonce % 4 % BASES]; /* high for every other command */
         pool.reversed = command.count < 0;
         for (int64_t i = 0; i < llabs(command.count); ++i) {
-            if (task) launch_task(entry, table + i * (size_count + buffer_count + 1), size_count, buffer_count);
-            else launch_gemm(entry, (const struct call *)table + i);
+            if (task) launch_task(entry, arena, table + i * (size_count + buffer_count + 1), size_count, buffer_count);
+            else launch_gemm(entry, arena, (const struct call *)table + i);
             /* who jumps out of it leaves tasks behind, which would go on while nothing is timed */
             if (atomic_load(&pool.unfinished) > 0) return LEFT_PARALLEL_FOR;
             watch_control();

@@ -8,6 +8,8 @@ Around timed runs it is stopped whenever the clock is not running, so that nothi
 import contextlib
 import functools
 import os
+import platform
+import re
 import secrets
 import select
 import shutil
@@ -42,6 +44,10 @@ ENDED = {
 }
 """What the runner's exit status says."""
 START_TIMEOUT_S = 60.0
+READ, RED_ZONE = {"x86_64": "0", "aarch64": "63"}.get(platform.machine(), ""), 128
+"""The number of the system call in which the runner waits; bytes below the stack's pointer that are in use."""
+MAPPED = 3
+"""Times that the runner maps the arena."""
 EXTRA_MEMORY_BYTES = 1 << 30
 MESSAGE_BYTES = 8
 PATIENCE = 10.0
@@ -59,7 +65,7 @@ class Worker(Closing):
         self._memory, self._artifact, arena = memory, artifact, memory.arena
         runner = compiled(RUNNER, "-pthread", "-ldl")
         self._folder = scratch.make_folder()
-        limits = sandbox.Limits(memory_bytes=arena.size + EXTRA_MEMORY_BYTES, file_bytes=1 << 20)
+        limits = sandbox.Limits(memory_bytes=MAPPED * arena.size + EXTRA_MEMORY_BYTES, file_bytes=1 << 20)
         command_read, self._command = os.pipe()
         self._ack, ack_write = os.pipe()
         arguments = [str(runner), str(artifact), contract.entry, str(contract.threads)]
@@ -139,7 +145,10 @@ class Worker(Closing):
         self.run(timeout_s, reverse=reverse)
 
     def statics(self) -> bytes:
-        """The library's writable pages, between two runs; nothing where the system does not show them."""
+        """The library's writable pages and what launches left on the first thread's stack, between two runs.
+
+        Nothing where the system does not show them.
+        """
         with contextlib.suppress(OSError), self._memory_of("rb") as memory:
             parts = []
             for start, stop in self._writable():
@@ -160,7 +169,23 @@ class Worker(Closing):
         return cast(BinaryIO, Path(f"/proc/{self._pid}/mem").open(mode, buffering=0))
 
     def _writable(self) -> list[tuple[int, int]]:
-        return writable(Path(f"/proc/{self._pid}/maps").read_text(), str(self._artifact), self._segments)
+        maps = Path(f"/proc/{self._pid}/maps").read_text()
+        return [*writable(maps, str(self._artifact), self._segments), self._left_on_stack]
+
+    @functools.cached_property
+    def _left_on_stack(self) -> tuple[int, int]:
+        """Addresses of the first thread's stack below the frame in which it waits for a command; Fault if it does not.
+
+        As far as the stack reached when this was first asked for.
+        """
+        ends = time.monotonic() + STOP_TIMEOUT_S
+        while (call := Path(f"/proc/{self._pid}/syscall").read_text().split())[0] != READ:
+            if time.monotonic() > ends:
+                raise self._forbidden("does not wait for its next launch")
+        pointer = int(call[-2], 16)
+        spans = re.findall(r"^(\w+)-(\w+) rw", Path(f"/proc/{self._pid}/maps").read_text(), re.MULTILINE)
+        start = next(int(start, 16) for start, stop in spans if int(start, 16) <= pointer < int(stop, 16))
+        return start, pointer - RED_ZONE
 
     @functools.cached_property
     def _segments(self) -> list[tuple[int, int]]:
