@@ -230,12 +230,12 @@ class CpuOnly(Session):
         """
 
     @abstractmethod
-    def statics(self) -> npt.NDArray[np.uint8]:
-        """What the candidate's static variables hold, and the rest of their pages."""
+    def statics(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """What the candidate's static variables hold, with the rest of their pages, and what it left on the stack."""
 
     @abstractmethod
-    def set_statics(self, held: npt.NDArray[np.uint8]) -> None:
-        """Let them hold what they held."""
+    def set_statics(self, statics: npt.NDArray[np.uint8], stack: npt.NDArray[np.uint8]) -> None:
+        """Let both hold what they held."""
 
 
 class CheckOf(ABC, Generic[S_contra]):

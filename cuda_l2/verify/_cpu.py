@@ -72,7 +72,7 @@ class CpuSession(CpuOnly):
         reverse = not keep and bool(self.cases.rng.integers(2))
         start = time.perf_counter()
         try:
-            self.worker.launch(slot, launch_timeout_s(task), reverse=reverse)
+            self.worker.launch(slot, launch_timeout_s(task), reverse=reverse, again=keep)
             if task == self.task:
                 self._fastest_s = min(self._fastest_s, time.perf_counter() - start)
         except Fault as fault:
@@ -128,11 +128,12 @@ class CpuSession(CpuOnly):
         for number, slot in enumerate(slots):
             yield (case if number < begun else other), self._outputs(slot)
 
-    def statics(self) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(self.worker.statics(), dtype=np.uint8)
+    def statics(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        statics, stack = (np.frombuffer(held, dtype=np.uint8) for held in self.worker.statics())
+        return statics, stack
 
-    def set_statics(self, held: npt.NDArray[np.uint8]) -> None:
-        self.worker.set_statics(held.tobytes())
+    def set_statics(self, statics: npt.NDArray[np.uint8], stack: npt.NDArray[np.uint8]) -> None:
+        self.worker.set_statics(statics.tobytes(), stack.tobytes())
 
     def _outputs(self, slot: int) -> Outputs:
         return {name: output.clone() for name, output in self.arena.outputs(slot).items()}

@@ -1,8 +1,12 @@
 """Static variables and the stack hold what the launch that wrote them put there: none counts, none remembers.
 
-Equal launches are made behind different ones. What each of them changes must then hold the same; what it leaves alone
-may hold anything. Where one launch behind another is not repeatable, threads take turns, and nothing is asked.
+Equal launches are made behind different ones. What each of them changes in static variables must then hold the same;
+what it leaves alone may hold anything. On the stack it is what pairs of equal launches change behind either: the first
+may take another way through the kernel, as where results are kept, and leave other things there. Where launches behind
+one and the same are not repeatable, threads take turns, and nothing is asked.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +16,17 @@ from cuda_l2.verify._base import CheckFailed, CpuCheck, CpuOnly
 
 REPEATS, BEFORE = 3, 2
 MORE = 16
-"""Further launches from either beginning where these show a difference: threads that take turns may do so alike for a
-while, and otherwise afterwards."""
+"""Further pairs of launches from either beginning where these show a difference: threads that take turns may do so
+alike for a while, and otherwise afterwards."""
 
 Held = npt.NDArray[np.uint8]
+
+
+class Seen(NamedTuple):
+    """Before a pair of equal launches, or after it; the statics after the first of them."""
+
+    statics: Held
+    stack: Held
 
 
 class Statics(CpuCheck):
@@ -25,39 +36,51 @@ class Statics(CpuCheck):
     def run_on(self, session: CpuOnly) -> None:
         case, other = session.cases.drawn("state 0"), session.cases.drawn("state 1")
         session.launch(case)
-        if not len(session.statics()):
-            return
 
-        def ends(start: Held, count: int) -> list[Held]:
-            """What the variables hold after each of `count` equal launches from one beginning."""
+        def ends(start: Seen, count: int) -> list[Seen]:
+            """What is there after each of `count` pairs of equal launches from one beginning."""
             found = []
             for _ in range(count):
-                session.set_statics(start)
+                session.set_statics(*start)
                 session.launch(case, keep=True)
-                found.append(session.statics())
+                statics, _ = session.statics()
+                session.launch(case, keep=True)
+                found.append(Seen(statics, session.statics()[1]))
             return found
 
-        begins, found = list[Held](), list[list[Held]]()
+        begins, found = list[Seen](), list[list[Seen]]()
         for before in (0, BEFORE):
             for _ in range(before):
                 session.launch(other, keep=True)
-            begins.append(session.statics())
+            begins.append(Seen(*session.statics()))
+            if not any(map(len, begins[-1])):
+                return
             found.append(ends(begins[-1], REPEATS))
-        if _differ(begins, found):
+        if _where(begins, found):
             found = [before + ends(start, MORE) for start, before in zip(begins, found, strict=True)]
-        if _differ(begins, found):
-            reason = (
-                "keeps state in static variables or on the stack: what they hold after a launch depends on the launches"
-                " before it"
-            )
+        where = _where(begins, found)
+        if where:
+            reason = f"keeps state {where}: what is there after a launch depends on the launches before it"
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
 
 
-def _differ(begins: list[Held], ends: list[list[Held]]) -> bool:
-    """Whether bytes that launches write, always alike from one beginning, differ between the two beginnings."""
+def _where(begins: list[Seen], ends: list[list[Seen]]) -> str:
+    """Where launches leave what depends on the ones before; empty where nowhere."""
+    if _differ([each.statics for each in begins], [[each.statics for each in some] for some in ends], np.logical_or):
+        return "in static variables"
+    if _differ([each.stack for each in begins], [[each.stack for each in some] for some in ends], np.logical_and):
+        return "on the stack"
+    return ""
+
+
+def _differ(begins: list[Held], ends: list[list[Held]], of_both: np.ufunc) -> bool:
+    """Whether bytes that launches write, always alike from one beginning, differ between the two beginnings.
+
+    of_both: which are written, by those that are from either.
+    """
     first, second = map(np.stack, ends)
     repeat = (first == first[0]).all(0) & (second == second[0]).all(0)
-    written = (first[0] != begins[0]) | (second[0] != begins[1])
+    written = of_both(first[0] != begins[0], second[0] != begins[1])
     return bool((repeat & written & (first[0] != second[0])).any())
 
 

@@ -47,7 +47,7 @@ typedef void (*gemm_fn)(int64_t m, int64_t n, int64_t k, const uint16_t *a, cons
 
 /* One launch, offsets into the arena; the parent writes the table before the command. */
 struct call { int64_t m, n, k, a, b, c, workspace; };
-struct command { int64_t table, count, nonce; }; /* a negative count: tasks in reverse order */
+struct command { int64_t table, count, base, nonce; }; /* a negative count: tasks in reverse order */
 
 /* What is mapped of the arena, in whole pages; the rest is reserved and faults. */
 struct segment { int64_t start, stop, writable; };
@@ -233,7 +233,7 @@ int main(int argc, char **argv) {
         struct command command;
         read_all(&command, sizeof command);
         const int64_t *table = (const int64_t *)(arenas[0] + command.table);
-        char *arena = arenas[(uint64_t)command.nonce % 4 % BASES]; /* high for every other command */
+        char *arena = arenas[(uint64_t)command.base % BASES];
         pool.reversed = command.count < 0;
         for (int64_t i = 0; i < llabs(command.count); ++i) {
             if (task) launch_task(entry, arena, table + i * (size_count + buffer_count + 1), size_count, buffer_count);

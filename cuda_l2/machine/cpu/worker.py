@@ -68,6 +68,7 @@ class Worker(Closing):
         limits = sandbox.Limits(memory_bytes=MAPPED * arena.size + EXTRA_MEMORY_BYTES, file_bytes=1 << 20)
         command_read, self._command = os.pipe()
         self._ack, ack_write = os.pipe()
+        self._base = 0
         arguments = [str(runner), str(artifact), contract.entry, str(contract.threads)]
         arguments += [str(number) for number in memory.write_segments()]
         arguments += [str(arena.fd), str(command_read), str(ack_write)]
@@ -89,9 +90,14 @@ class Worker(Closing):
             self.close()
             raise
 
-    def prepare(self, slots: Sequence[int]) -> None:
-        """Write the launches of the next run; the worker must be frozen or idle."""
+    def prepare(self, slots: Sequence[int], *, again: bool = False) -> None:
+        """Write the launches of the next run; the worker must be frozen or idle.
+
+        again: the arena lies where it lay in the run before; else at one of its places, drawn, half of the times high.
+        """
         self._table, self._slots = self._memory.write_calls(slots), tuple(slots)
+        if not again:
+            self._base = secrets.choice((0, *range(MAPPED)))
 
     def run(self, timeout_s: float, *, reverse: bool = False) -> float:
         """Run the prepared launches; the wall time in seconds by our clock, or Fault.
@@ -120,7 +126,7 @@ class Worker(Closing):
 
     def _begin(self, nonce: bytes, *, reverse: bool = False) -> None:
         count = len(self._slots)
-        self._send(struct.pack("qq", self._table, -count if reverse else count) + nonce)
+        self._send(struct.pack("qqq", self._table, -count if reverse else count, self._base) + nonce)
 
     def _require_silent(self) -> None:
         if select.select([self._ack], [], [], 0)[0]:
@@ -139,13 +145,13 @@ class Worker(Closing):
         self.prepare([])
         return self.run(timeout_s)
 
-    def launch(self, slot: int, timeout_s: float, *, reverse: bool = False) -> None:
-        """One launch, not timed."""
-        self.prepare([slot])
+    def launch(self, slot: int, timeout_s: float, *, reverse: bool = False, again: bool = False) -> None:
+        """One launch, not timed. again: as `prepare` has it."""
+        self.prepare([slot], again=again)
         self.run(timeout_s, reverse=reverse)
 
-    def statics(self) -> bytes:
-        """The library's writable pages and what launches left on the first thread's stack, between two runs.
+    def statics(self) -> tuple[bytes, bytes]:
+        """The library's writable pages, and what launches left on the first thread's stack, between two runs.
 
         Nothing where the system does not show them.
         """
@@ -154,11 +160,12 @@ class Worker(Closing):
             for start, stop in self._writable():
                 memory.seek(start)
                 parts.append(memory.read(stop - start))
-            return b"".join(parts)
-        return b""
+            return b"".join(parts[:-1]), parts[-1]
+        return b"", b""
 
-    def set_statics(self, held: bytes) -> None:
+    def set_statics(self, statics: bytes, stack: bytes) -> None:
         """Write back what `statics` returned."""
+        held = statics + stack
         with self._memory_of("r+b") as memory:
             for start, stop in self._writable():
                 memory.seek(start)
