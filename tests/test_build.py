@@ -49,6 +49,10 @@ from cuda_l2.system.errors import UserError
         "#inc\\ \nlude <stdio.h>",
         'const char *s = R"(" /* )"; asm("nop"); /* ";',
         "int a<:4:>;",
+        "const char *day = __DATE__;",
+        "const char *day = __TIME__;",
+        "const char *day = __TIMESTAMP__;",
+        "const char *day = __CONCAT(__DA, TE__);",
         "\ud800",
         "x" * 300_000,
     ],
@@ -66,6 +70,7 @@ def test_forbidden_text_is_refused_before_the_compiler(text: str) -> None:
         "/* asm and #include <stdio.h> in a comment */",
         'const char *s = "asm # include";',
         "int assume; int basm;",
+        "#define JOIN(A, B) A##B\nint M, T, __TIME, _DATE_, my__DATE__; // __DATE__",
     ],
 )
 def test_ordinary_text_passes(text: str) -> None:

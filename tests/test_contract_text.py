@@ -26,6 +26,7 @@ COMMON = {
     "#pragma{}": ("Pragmas: `GCC unroll`", "`#pragma` and `_Pragma"),
     "#{} is not allowed": "`#line`",
     "__has_include": "__has_include",
+    "{}, or its pieces, is not allowed": "`__DATE__`",
     "a quote that is not closed": ("", "Quotes and comments are closed"),  # of CUDA candidates alone
     "a comment that is not closed": ("", "Quotes and comments are closed"),
     "the source does not begin with": "begins with a comment|leading comment",
