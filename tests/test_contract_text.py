@@ -58,7 +58,7 @@ CPU = {
     "[[attributes]]": "never `[[...]]`",
     "{} is not allowed: a kernel has no use for its caller": "__builtin_return_address",
     "__attribute__(({})) is": "Attributes from a list",
-    "the instruction {} is not allowed: it reads a register": "another register of the system",
+    "the instruction {} is not allowed: it reads or sets a register": "another register of the system",
     "the instruction {} is not allowed in a matrix product": "In a matrix product no integer dot product",
     "the instruction {} is not allowed: it {}": "No instruction that reads a clock",
     "the registers of MMX": "No registers of MMX",
