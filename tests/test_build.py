@@ -14,7 +14,7 @@ import pytest
 from conftest import honest_source
 from linear import require_linear
 
-from cuda_l2.build import cpu, rules
+from cuda_l2.build import cpu, lexing, rules
 from cuda_l2.build.cpu import build
 from cuda_l2.records import BuildStatus, Candidate
 from cuda_l2.system import paths, sandbox, scratch
@@ -174,6 +174,12 @@ def test_macros_may_stand_before_includes_but_not_change_them(target) -> None:
     assert build(Candidate(honest_source().replace("#include", other + "#include", 1)), target).status == "built"
     refused = build(Candidate(honest_source().replace("#include", its_own + "#include", 1)), target)
     assert refused.status == "refused" and "define macros after the #includes" in refused.reason
+
+
+def test_a_date_that_no_rule_on_the_text_saw_fails_in_the_preprocessor(own_cache, target, monkeypatch) -> None:
+    monkeypatch.setattr(lexing, "_DATES", ())
+    dated = build(Candidate(honest_source() + "\nconst char *day = __DATE__;\n"), target)
+    assert dated.status is BuildStatus.FAILED and "__DATE__" in dated.reason
 
 
 def test_a_build_is_cached_by_content(own_cache, target) -> None:
