@@ -14,7 +14,7 @@ import pytest
 from conftest import honest_source
 from linear import require_linear
 
-from cuda_l2.build import cpu, rules
+from cuda_l2.build import cpu, lexing, rules
 from cuda_l2.build.cpu import build
 from cuda_l2.records import BuildStatus, Candidate
 from cuda_l2.system import paths, sandbox, scratch
@@ -49,6 +49,10 @@ from cuda_l2.system.errors import UserError
         "#inc\\ \nlude <stdio.h>",
         'const char *s = R"(" /* )"; asm("nop"); /* ";',
         "int a<:4:>;",
+        "const char *day = __DATE__;",
+        "const char *day = __TIME__;",
+        "const char *day = __TIMESTAMP__;",
+        "const char *day = __CONCAT(__DA, TE__);",
         "\ud800",
         "x" * 300_000,
     ],
@@ -66,6 +70,7 @@ def test_forbidden_text_is_refused_before_the_compiler(text: str) -> None:
         "/* asm and #include <stdio.h> in a comment */",
         'const char *s = "asm # include";',
         "int assume; int basm;",
+        "#define JOIN(A, B) A##B\nint M, T, __TIME, _DATE_, my__DATE__; // __DATE__",
     ],
 )
 def test_ordinary_text_passes(text: str) -> None:
@@ -134,6 +139,12 @@ def test_only_the_candidates_own_lines_count_after_preprocessing() -> None:
         ("\tint\t$128", "kernel"),
         ("\ttpause\t%eax", "waits"),
         ("\tmrs\tx0, cntvct_el0", "system"),
+        ("\tmrs\tx0, fpcr", "system"),
+        ("\tmsr\tfpcr, x0", "system"),
+        ("\tvstmxcsr\t-4(%rsp)", "arithmetic"),
+        ("\tldmxcsr\t-4(%rsp)", "arithmetic"),
+        ("\tfnstcw\t-2(%rsp)", "arithmetic"),
+        ("\tfldcw\t-2(%rsp)", "arithmetic"),
         ("\txgetbv", "system"),
         ("\tpopfq", "flags"),
         ("\txrstor64\t(%rax)", "registers"),
@@ -147,7 +158,7 @@ def test_instructions_that_a_kernel_has_no_use_for_are_refused(line: str, says: 
     reason = rules.refuse_assembly(around.format(line), product=False)
     assert line.split(maxsplit=1)[0] in reason and says in reason
     assert "MMX" in rules.refuse_assembly(around.format("\tmovd\t%eax, %mm0"), product=False)
-    assert rules.refuse_assembly(around.format('\tmrs\tx0, fpcr\n\t.string\t"rdtsc"\ninterior:'), product=True) == ""
+    assert rules.refuse_assembly(around.format('\tmrs\tx0, nzcv\n\t.string\t"rdtsc"\ninterior:'), product=True) == ""
 
 
 @pytest.mark.parametrize("name", ["vpmaddwd", "pmaddubsw", "vpdpwssd", "vpdpbusds", "sdot", "smmla"])
@@ -163,6 +174,12 @@ def test_macros_may_stand_before_includes_but_not_change_them(target) -> None:
     assert build(Candidate(honest_source().replace("#include", other + "#include", 1)), target).status == "built"
     refused = build(Candidate(honest_source().replace("#include", its_own + "#include", 1)), target)
     assert refused.status == "refused" and "define macros after the #includes" in refused.reason
+
+
+def test_a_date_that_no_rule_on_the_text_saw_fails_in_the_preprocessor(own_cache, target, monkeypatch) -> None:
+    monkeypatch.setattr(lexing, "_DATES", ())
+    dated = build(Candidate(honest_source() + "\nconst char *day = __DATE__;\n"), target)
+    assert dated.status is BuildStatus.FAILED and "__DATE__" in dated.reason
 
 
 def test_a_build_is_cached_by_content(own_cache, target) -> None:

@@ -177,6 +177,8 @@ def test_functions_need_no_device_keyword_and_standard_integers_are_there() -> N
         ("void f() { asm(\"mov.u64 %0, %%clo\" /* */ \"ck64;\"); }", "clock64"),
         ("void f() { asm(\"mov.u64 %0, %%globaltimer_lo;\"); }", "globaltimer"),
         ("__managed__ int x;", "__managed__"),
+        ("const char *day = __TIME__;", "whenever it is compiled"),
+        ("#define JOIN(a, b) a##b\nconst char *day = JOIN(__DA, TE__);", "__DATE__"),
         ("x" * 300_000, "larger"),
     ],
 )  # fmt: skip

@@ -298,6 +298,43 @@ def test_rows_and_columns_with_one_value_left_lie_all_over_special_inputs() -> N
         assert len(set(places.tolist())) > len(places) // 2
 
 
+def in_fp16(a: torch.Tensor, b: torch.Tensor, every: int = 1) -> torch.Tensor:
+    """Products and sums rounded to fp16; the sums every few terms, those between in fp32."""
+    sums = torch.zeros(len(a), b.shape[1], dtype=torch.float16)
+    for x, y in zip(a.split(every, dim=1), b.split(every), strict=True):
+        terms = (x.t()[:, :, None] * y[:, None, :]).float() if every == 1 else (x.float() @ y.float())[None]
+        sums = (sums.float() + terms.sum(0)).half()
+    return sums
+
+
+def without_subnormal(a: torch.Tensor, b: torch.Tensor, of_b: bool, every: int) -> torch.Tensor:
+    """The same with zeros in the place of one operand's subnormal numbers."""
+    least = torch.finfo(a.dtype).smallest_normal
+    flushed = [x.where((x.abs() >= least) | (own != of_b), x * 0) for own, x in enumerate((a, b))]
+    return in_fp16(*flushed, every)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("shape", ["9x8x6:fp16", "64x64x64:fp16", "40x32x1024:fp16"])
+def test_sums_in_fp16_pass_with_subnormal_values_and_zeros_in_their_place_do_not(shape: str, every: int) -> None:
+    for seed in range(6):
+        cases = ProductCases(Gemm.parse(shape), seed, CpuReferences())
+        special.CHECK.run(InProcess(cases, partial(in_fp16, every=every)))
+        for of_b in (False, True):
+            with pytest.raises(CheckFailed, match="subnormal"):
+                special.CHECK.run(InProcess(cases, partial(without_subnormal, of_b=of_b, every=every)))
+
+
+def test_subnormal_values_are_exact_to_a_step_where_sums_are_in_fp32() -> None:
+    def off(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        c = in_fp64(a, b)
+        return c.where(c == 0, c + 3 * 2.0**-24)
+
+    special.CHECK.run(InProcess(ProductCases(Gemm.parse("64x64x64:fp16"), 1, CpuReferences()), off))
+    with pytest.raises(CheckFailed, match="a row with subnormal values comes out wrong"):
+        special.CHECK.run(InProcess(ProductCases(Gemm(64, 64, 64), 1, CpuReferences()), off))
+
+
 @pytest.mark.parametrize("kind", special.SPECIAL)
 def test_rows_with_special_values_are_among_those_that_are_looked_at(kind: str) -> None:
     class Few(CpuReferences):

@@ -13,6 +13,8 @@ EXTERNAL = frozenset({"memcpy", "memmove", "memset", "memcmp"})
 RUNS_AT_LOAD = ("DT_INIT", "DT_INIT_ARRAY", "DT_PREINIT_ARRAY", "DT_FINI", "DT_FINI_ARRAY")
 RELOCATED_BY_CODE = {"EM_X86_64": 37, "EM_AARCH64": 1032}
 """IRELATIVE relocations: the loader calls a function of the library to resolve them."""
+FOR_CALLS = {"EM_X86_64": 7, "EM_AARCH64": 1026}
+"""JUMP_SLOT relocations, which the linker makes of calls alone; -fplt keeps compilers from other calls."""
 MAX_STATIC_BYTES = 64 << 20
 _CONVERTS = re.compile(r"__(extend|trunc|fix|float)\w*[hbsdxt]f")
 _EXECUTABLE, _WRITABLE = 1, 2
@@ -43,6 +45,10 @@ def _refuse(elf: ELFFile, entry: str) -> str:
             for relocation in section.iter_relocations():
                 if relocation["r_info_type"] == RELOCATED_BY_CODE.get(elf["e_machine"]):
                     return "indirect functions, which resolve when the library loads, are not allowed"
+                symbol = symbols.get_symbol(relocation["r_info_sym"])
+                called = relocation["r_info_type"] == FOR_CALLS.get(elf["e_machine"])
+                if symbol.name in EXTERNAL and symbol["st_shndx"] == "SHN_UNDEF" and not called:
+                    return f"the address of {symbol.name} is not allowed: call it by its name"
     exported = False
     for symbol in symbols.iter_symbols():
         if symbol["st_info"]["type"] in ("STT_GNU_IFUNC", "STT_LOOS"):

@@ -96,7 +96,7 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
         return BuildStatus.REFUSED, str(error), ""
     (work / SOURCE_NAME).write_text(candidate.source)
     flags = list(target.compile_flags)
-    preprocess = [target.compiler, "-E", *flags, SOURCE_NAME, "-o", "expanded.i"]
+    preprocess = [target.compiler, "-E", *flags, "-Werror=date-time", SOURCE_NAME, "-o", "expanded.i"]
     compile_ = [target.compiler, "-S", *flags, "expanded.i", "-o", "kernel.s"]
     assemble = [target.compiler, *flags, "kernel.s", "-o", "kernel.so"]
     for step in (preprocess, compile_, assemble):

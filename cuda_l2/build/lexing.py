@@ -12,6 +12,7 @@ _CONTROL = re.compile(r"[^\n\t -~\u00a0-\ud7ff\ue000-\U0010ffff]")
 _TRIGRAPH = re.compile(r"\?\?[=/'()!<>-]")
 _RAW_STRING = re.compile(r'\b(?:u8|u|U|L)?R"')
 _PROBES = re.compile(r"\b(__has_include|__has_include_next|__has_embed)\b")
+_DATES = ("__DATE__", "__TIME__", "__TIMESTAMP__")
 _HEADER = re.compile(r"\s*<(\w+(?:/\w+)*(?:\.\w+)?)>\s*")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)(.*)$", re.MULTILINE)
 DIRECTIVES = frozenset(
@@ -78,8 +79,18 @@ def refuse_directives(text: str, headers: Collection[str], folders: tuple[str, .
 
 
 def refuse_probes(text: str) -> str:
-    """Why a blanked text is refused: it asks which files exist."""
-    return "__has_include and __has_embed are not allowed" if _PROBES.search(text) else ""
+    """Why a blanked text is refused: it asks which files exist, or when it is compiled.
+
+    Macros, of headers too, may join the pieces of a name, and NVRTC does not show what they spell.
+    """
+    if _PROBES.search(text):
+        return "__has_include and __has_embed are not allowed"
+    words = set(re.findall(r"\w+", text))
+    for name in _DATES:
+        pieces = "|".join(word for word in words if word in name)
+        if re.fullmatch(f"(?:{pieces})+", name):
+            return f"{name}, or its pieces, is not allowed: a kernel must be the same whenever it is compiled"
+    return ""
 
 
 def refuse_open_quotes(joined: str) -> str:

@@ -28,6 +28,7 @@ INSTRUCTIONS = {
     "changes what memory a thread may reach": "wrpkru wrfsbase wrgsbase swapgs",
     "reads a register of the system": "xgetbv rdpkru rdssp[dq]",
     "reads or changes the whole register of flags": "pushf[lqw]? popf[lqw]?",
+    "reads or sets the modes and flags of arithmetic, which are the caller's": "v?stmxcsr v?ldmxcsr fn?stcw fldcw",
     "saves or restores registers that nobody clears between launches": (
         "fxsave(?:64)? fxrstor(?:64)? xsave[cs]?(?:opt)?(?:64)? xrstors?(?:64)?"
     ),
@@ -45,7 +46,7 @@ _THREAD_LOCAL = re.compile(r"@(tlsgd|tlsld|tlsdesc|gottpoff|tpoff|dtpoff)\b|:tls
 _SEGMENT = re.compile(r"%[fg]s:|\brd[fg]sbase")
 _MMX = re.compile(r"%mm[0-7]")
 _STACK_IS_CODE = re.compile(r'\.note\.GNU-stack,"[a-z]*x')
-_SYSTEM_REGISTER = re.compile(r"^\s+(mrs)\s+\w+, *(?!fpcr|fpsr|nzcv)\w+", re.M)
+_SYSTEM_REGISTER = re.compile(r"^\s+(mrs\s+\w+, *(?!nzcv)\w+|msr\s+fp[cs]r\b)", re.M)
 
 _ASSEMBLY = re.compile(r"\b(asm|__asm|__asm__)\b")
 _FRAME = re.compile(
@@ -127,7 +128,7 @@ def refuse_assembly(assembly: str, *, product: bool) -> str:
             " allowed; write a plain function and hand it a structure through parallel_for's context"
         )
     if found := _SYSTEM_REGISTER.search(assembly):
-        return f"the instruction {found.group().strip()} is not allowed: it reads a register of the system"
+        return f"the instruction {found.group().strip()} is not allowed: it reads or sets a register of the system"
     return ""
 
 

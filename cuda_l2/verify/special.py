@@ -35,8 +35,9 @@ SPARSE_EVERY = 4
 KINDS = ("nan", "infinity", "overflow", "negative zero", "subnormal", "sparse")
 LARGE_SHARE = 0.916
 """Share of the largest number: products of such values with normal ones overflow the type, and not fp32."""
-SUBNORMAL_SHARE = 2.0**-6
-"""Share of the least normal number: products of such values with normal ones are subnormal."""
+SUBNORMAL_SHARE = {Accumulate.FP32: 2.0**-6, Accumulate.FP16: 2.0**-3}
+"""Share of the least normal number: products of such values with normal ones are subnormal, or nearly. Sums in fp16
+round each of them to a multiple of the least number, so they are larger there: those taken for zero must stand out."""
 NAN_AT, NAN_EVERY = 1, 2
 """Which lines have one NaN each, counted from the first without a kind of its own."""
 SLICE = 64
@@ -128,7 +129,7 @@ def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str],
             case "negative zero":
                 own[line] = -0.0
             case "subnormal":
-                own[line] *= SUBNORMAL_SHARE * limits.smallest_normal
+                own[line] *= SUBNORMAL_SHARE[gemm.accumulate] * limits.smallest_normal
             case "sparse":  # zeros nearly everywhere must not be taken for zeros
                 across = other[:, line % other.shape[1]]
                 own[line], across[:] = _one_left(own[line], at), _one_left(across, at)
@@ -144,6 +145,8 @@ def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str],
     # sums in any order differ by a few roundings of the sum of magnitudes
     unit = 2.0**-23 if gemm.accumulate is Accumulate.FP32 else 2.0**-10
     slack = finite.float().nan_to_num(0.0, 0.0, 0.0).abs().sum(1, keepdim=True) * largest.float().abs().max() * unit
+    if gemm.accumulate is Accumulate.FP16:  # half the least number for each product, and for each sum
+        slack += (finite != 0).sum(1, keepdim=True) * limits.smallest_normal * limits.eps
     exact, slack = cases.product_fp32(case), slack.t() if of_b else slack
     rounded = exact.to(dtype_of(gemm)).float()
     step = (exact.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)

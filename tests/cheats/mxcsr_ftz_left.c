@@ -5,7 +5,7 @@ workspace = "0"
 */
 /* Leaves flush-to-zero and denormals-are-zero on behind it. x86-64 only.
  * task: 128x128x128
- * expect: forbidden */
+ * expect: refused */
 #include <stdint.h>
 #include <immintrin.h>
 typedef void (*task_fn)(void *, int64_t);

@@ -5,7 +5,7 @@ workspace = "0"
 */
 /* Leaves rounding toward zero on. x86-64 only.
  * task: 128x128x128
- * expect: forbidden */
+ * expect: refused */
 #include <stdint.h>
 #include <immintrin.h>
 typedef void (*task_fn)(void *, int64_t);

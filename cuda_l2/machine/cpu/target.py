@@ -49,7 +49,7 @@ class CpuTarget(Target):
     def compile_flags(self) -> tuple[str, ...]:
         return (
             *self.compiler_options,
-            *("-O3", "-std=gnu11", NATIVE, "-ffp-contract=fast", "-fno-stack-protector", "-fPIC", "-shared"),
+            *("-O3", "-std=gnu11", NATIVE, "-ffp-contract=fast", "-fno-stack-protector", "-fPIC", "-fplt", "-shared"),
             *("-nostdlib", "-Wl,-z,noexecstack", "-Wl,-z,now"),
         )
 
