@@ -56,6 +56,7 @@ class SpecialValues(Check):
         if isinstance(cases, ProductCases):
             _require_right_rows(session, cases)
             _require_right_elements(session, [None])
+            require_all_right(session, _all_nan(cases))
         else:
             _require_right_elements(session, session.places())
 
@@ -73,6 +74,17 @@ def _elements(cases: Cases, places: Sequence[int | None]) -> Iterator[Turn[Case]
                 case = cases.special(names[int(index)], kind)
                 if case is not None:
                     yield Turn(case, f"with {kind} in {names[int(index)]}", place=place)
+
+
+def _all_nan(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
+    for number, operand in enumerate("ab"):
+        yield Turn(cases.get("all NaN", number, partial(_make_all_nan, operand)), f"where all of {operand} is NaN")
+
+
+def _make_all_nan(operand: str, cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    case = cases.operands(*cases.normal(generator))
+    case.tensors[operand].fill_(float("nan"))
+    return cases.with_rows(case)
 
 
 def _require_right_rows(session: Session, cases: ProductCases) -> None:
