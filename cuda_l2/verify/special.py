@@ -17,7 +17,7 @@ import torch
 
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.tasks.cases import SPECIAL, Case, Cases
+from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.tasks.products import ProductCase, ProductCases
 from cuda_l2.verify._base import (
     Check,
@@ -70,7 +70,7 @@ def _elements(cases: Cases, places: Sequence[int | None]) -> Iterator[Turn[Case]
     names = cases.real_tensors
     for place in places:
         for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
-            for kind in SPECIAL:
+            for kind in cases.special_kinds:
                 case = cases.special(names[int(index)], kind)
                 if case is not None:
                     yield Turn(case, f"with {kind} in {names[int(index)]}", place=place)
