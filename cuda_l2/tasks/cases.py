@@ -162,7 +162,7 @@ class Cases(ABC):
 
     @abstractmethod
     def special(self, tensor: str, kind: str) -> Case | None:
-        """A case with NaN or infinities in a tensor, as `special_kinds` names them; None where the reference refuses them."""
+        """A case with NaN or infinities in a tensor, by `special_kinds`; None where the reference refuses them."""
 
     def alone(self, task: Task) -> Case | None:
         """A case, maybe at other sizes, for a process that launches alone; None where it may draw normal numbers."""

@@ -1,7 +1,7 @@
 """A and B may be one tensor, where both have as many bytes: a kernel that is right beside two must be right then.
 
-So M = N, and B may be A's transpose, or its negative. Two that differ in one element of each row, or in one element alone, must not be
-taken for one.
+So M = N, and B may be A's transpose, or its negative. Two that differ in one element of each row, or in one element
+alone, must not be taken for one.
 """
 
 from dataclasses import replace
