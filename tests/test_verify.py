@@ -14,7 +14,7 @@ import torch
 from cuda_l2.machine._base import Fault
 from cuda_l2.records import Build, BuildStatus, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError
-from cuda_l2.tasks.cases import Case
+from cuda_l2.tasks.cases import SPECIAL, Case
 from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases, same_but_for_order
 from cuda_l2.verify import _base, magnitudes, precision, shapes, special, structure, words
 from cuda_l2.verify._base import CheckFailed, Outputs, Session, Turn, all_checks
@@ -335,7 +335,7 @@ def test_subnormal_values_are_exact_to_a_step_where_sums_are_in_fp32() -> None:
         special.CHECK.run(InProcess(ProductCases(Gemm(64, 64, 64), 1, CpuReferences()), off))
 
 
-@pytest.mark.parametrize("kind", special.SPECIAL)
+@pytest.mark.parametrize("kind", SPECIAL)
 def test_rows_with_special_values_are_among_those_that_are_looked_at(kind: str) -> None:
     class Few(CpuReferences):
         compared_flops = 0

@@ -111,7 +111,7 @@ class CpuBench(Bench):
         self._cases = kind_of(task).cases(task, seed)
         outputs = sum(tensor.bytes for tensor in task.outputs)
         self._arena = Arena(
-            [task, *self._cases.others],
+            [task, *self._cases.others, *self._cases.far],
             slots=slots_for(task),
             workspace_bytes=WORKSPACE_BYTES + WORKSPACE_BYTES_A_CORE * self._rig.target.cores + 4 * outputs,
         )

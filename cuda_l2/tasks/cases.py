@@ -25,6 +25,8 @@ FAR_FACTORS = (5, 7, 9)
 """Odd: a size times one of these divides by the same powers of two, and a contract that takes the one takes both."""
 FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
 """Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
+FAR_SHARE = 8
+"""On a CPU the others are at most the CPU's divided by this."""
 OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
 """Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30
@@ -34,6 +36,7 @@ SPECIAL = {
     "NaN and infinities": (INFINITY, -INFINITY, NAN, -INFINITY, INFINITY),
 }
 """What stands in place of elements, each at a random place, by what it is called."""
+ROW_OF_MINUS_INFINITY = "a row of minus infinity"
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
 verification, about a second."""
@@ -117,6 +120,8 @@ class Cases(ABC):
     """The task at sizes that nobody was shown: odd ones first, then multiples of more and more."""
     far: Sequence[Task] = ()
     """The task with one size several times as large as shown, each in turn."""
+    special_kinds: Sequence[str] = tuple(SPECIAL)
+    """What `special` is asked for."""
     element_changes = 1
     """How often one element of each tensor is changed."""
 
@@ -157,7 +162,7 @@ class Cases(ABC):
 
     @abstractmethod
     def special(self, tensor: str, kind: str) -> Case | None:
-        """A case with NaN or infinities in a tensor, as SPECIAL names them; None where the reference refuses them."""
+        """A case with NaN or infinities in a tensor, by `special_kinds`; None where the reference refuses them."""
 
     def alone(self, task: Task) -> Case | None:
         """A case, maybe at other sizes, for a process that launches alone; None where it may draw normal numbers."""
@@ -200,7 +205,8 @@ class OwnCases(Cases):
         self._known = definition(task.name)
         self.distributions = tuple(each for each in distributions(task.dtype) if each is not Distribution.NORMAL)
         self.others = self._others(np.random.default_rng([seed, 2]))
-        self.far = self._far(np.random.default_rng([seed, 3])) if self.device.type == "cuda" else ()
+        self.far = (self._far if self.device.type == "cuda" else self._far_on_a_cpu)(np.random.default_rng([seed, 3]))
+        self.special_kinds = (*SPECIAL, *([ROW_OF_MINUS_INFINITY] if self.device.type == "cpu" else []))
         self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
@@ -230,6 +236,22 @@ class OwnCases(Cases):
             drawn = [{**base, name: base[name] * factor} for base in bases]
             found += next(([task] for sizes in drawn if (task := self._affordable(sizes, FAR_BYTES, FAR_FLOPS))), [])
         return tuple(dict.fromkeys(found))
+
+    def _far_on_a_cpu(self, rng: np.random.Generator) -> tuple[Operation, ...]:
+        """One size, drawn, beyond what 16 bits count, and the same several times as large as shown: the others small.
+
+        Sizes that would take too much that way are passed over.
+        """
+        shown = dict(self.task.sizes)
+        free = [name for name in shown if name not in self._known.rigid]
+        least = {name: min(shown[name], -(-self._known.cpu[name] // FAR_SHARE)) for name in free}
+        for name in map(str, rng.permutation(free)):
+            factors = (((1 << 16) // shown[name] + 1 | 1) + 2 * int(rng.integers(3)), int(rng.choice(FAR_FACTORS)))
+            drawn = [{**shown, **least, name: shown[name] * factor} for factor in factors]
+            found = [self._affordable(sizes, FAR_BYTES, FAR_FLOPS) for sizes in drawn]
+            if found[0]:
+                return tuple(filter(None, found))
+        return ()
 
     def _affordable(
         self, sizes: Mapping[str, int], most_bytes: int = OTHER_BYTES, most_flops: int = OTHER_FLOPS
@@ -281,10 +303,13 @@ class OwnCases(Cases):
         new = base.tensors[tensor].clone()
         if not new.numel():
             return None
-        for place, value in zip(
-            np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5), SPECIAL[kind], strict=False
-        ):
-            new.view(-1)[int(place)] = value
+        places = np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5)
+        if kind == ROW_OF_MINUS_INFINITY:
+            row = new.view(-1, new.shape[-1] if new.dim() else 1)
+            row[int(places[0]) // row.shape[1]] = -INFINITY
+        else:
+            for place, value in zip(places, SPECIAL[kind], strict=False):
+                new.view(-1)[int(place)] = value
         try:
             return self._get(key, lambda: self._case(self.task, {**base.tensors, tensor: new}))
         except RuntimeError:  # a factorisation that finds no numbers

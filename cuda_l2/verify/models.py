@@ -1,19 +1,21 @@
 """Operands as models have them, in all of their rows: no kernel may be right for random numbers alone.
 
 Activations behind a norm, a softmax or a ReLU, images, masks, padding, a batch twice, weights as layers begin with
-them, outliers in one channel, and the matrices of textbooks; and a number beside which the rest of its row is small,
-where it meets zeros.
+them, outliers in one channel, and the matrices of textbooks, in one operand or in both; and a number beside which the
+rest of its row is small, where it meets zeros.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from cuda_l2.tasks.products import ProductCase, ProductCases
+from cuda_l2.records import Accumulate
+from cuda_l2.tasks.products import ALLOWED_NOISE, ALLOWED_SHARE, ProductCase, ProductCases
 from cuda_l2.verify._base import ProductCheck, Session, Turn, require_all_right
-from cuda_l2.verify.structure import toeplitz
+from cuda_l2.verify.structure import signs, toeplitz
 
 SMALL_FLOPS, LARGE_FLOPS = 1 << 23, 1 << 33
 """Up to the first a product has all patterns in each operand, above the second the fewest."""
@@ -21,6 +23,10 @@ DRAWN, FEWEST = 5, 2
 USUAL_SCALE = 0.02
 OUTLIER = 30.0
 DOMINATES, DOMINATED = 25000.0, 0.2
+COUNTED = 2048
+"""Integers from 0 to below this are numbers of fp16."""
+LARGEST = 8192.0
+"""What a sum of products of typical size and one sign comes to at most, where both operands have a pattern."""
 Pattern = Callable[[torch.Tensor, int], torch.Tensor]
 
 
@@ -72,6 +78,47 @@ def _normalized(rows: torch.Tensor, at: int) -> torch.Tensor:
     return (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True, correction=0).clamp(min=1e-3)
 
 
+def _counted(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return (torch.arange(rows.numel(), device=rows.device) % COUNTED).reshape(rows.shape).to(rows.dtype)
+
+
+def _rising(rows: torch.Tensor, at: int) -> torch.Tensor:
+    places_K = torch.arange(rows.shape[1], device=rows.device)
+    return (places_K + 0.5 + 0.2 * _uniform(rows)) * (2 / rows.shape[1])  # by less, fp16 has few steps between two
+
+
+def _hadamard(rows: torch.Tensor, at: int) -> torch.Tensor:
+    row_R, column_K = (torch.arange(size, device=rows.device) for size in rows.shape)
+    return signs(max(rows.shape), rows)[row_R[:, None] & column_K]
+
+
+def _cosines(rows: torch.Tensor, at: int) -> torch.Tensor:
+    row_R, column_K = (torch.arange(size, device=rows.device).double() for size in rows.shape)
+    return torch.cos(row_R[:, None] * (column_K + 0.5) * (math.pi / rows.shape[1])).to(rows.dtype)
+
+
+def _ones_at_both_ends(rows: torch.Tensor, at: int) -> torch.Tensor:
+    found = rows.clone()
+    found[:, [0, -1]] = 1
+    return found
+
+
+def _first_constant(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return torch.cat([rows[:1, :1].expand_as(rows[:1]), rows[1:]])
+
+
+def _two_largest_of_four(rows: torch.Tensor, at: int) -> torch.Tensor:
+    k = rows.shape[1]
+    fours = torch.nn.functional.pad(rows, (0, -k % 4)).reshape(len(rows), -1, 4)
+    kept = torch.zeros_like(fours).scatter(2, fours.abs().topk(2).indices, 1.0)
+    return (fours * kept).reshape(len(rows), -1)[:, :k]
+
+
+def _diagonal_blocks(rows: torch.Tensor, at: int) -> torch.Tensor:
+    row_R, column_K = (torch.arange(size, device=rows.device) * 4 // size for size in rows.shape)
+    return rows * (row_R[:, None] == column_K)
+
+
 PATTERNS: dict[str, Pattern] = {
     "weights of a usual scale": lambda rows, at: rows * USUAL_SCALE,
     "weights within a root of K": lambda rows, at: _uniform(rows) * rows.shape[1] ** -0.5,
@@ -97,11 +144,26 @@ PATTERNS: dict[str, Pattern] = {
     "equal diagonals": lambda rows, at: toeplitz(rows),
     "a dominant diagonal": _dominant_diagonal,
     "two of four zero": _two_of_four_zero,
-    "rising rows": lambda rows, at: rows.abs().cumsum(1) * (2 / rows.shape[1]),
+    "two of each four zero": _two_largest_of_four,
+    "rising rows": _rising,
+    "0, 1, 2 and so on": _counted,
+    "0 and 1, mostly 1": lambda rows, at: (rows < 1.3).to(rows.dtype),
+    "16 different numbers": lambda rows, at: (3 * rows).round().clamp(-8, 7).int() * 0.3,  # without -0
+    "a Hadamard matrix": _hadamard,
+    "a cosine transform": _cosines,
+    "columns of ones at both ends": _ones_at_both_ends,
+    "constant in its first row": _first_constant,
+    "diagonal blocks": _diagonal_blocks,
 }
 """What each makes of an operand of normal numbers, rows x K."""
 NAMES = tuple(PATTERNS)
 ALWAYS_IN_B = "weights of a usual scale"
+IN_BOTH = [
+    name
+    for name in NAMES
+    if name not in {"an identity", "a diagonal", "one-hot rows", "a Hadamard matrix", "a cosine transform"}
+]
+"""Not those of which two have a product of nearly all zeros."""
 
 
 class Models(ProductCheck):
@@ -114,24 +176,53 @@ class Models(ProductCheck):
 
 def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
     yield Turn(cases.get("models", 0, _make_dominated), "where a number of A dominates its row and meets zeros")
-    flops = cases.task.flops
-    count = len(NAMES) if flops <= SMALL_FLOPS else DRAWN if flops <= LARGE_FLOPS else FEWEST
+    task = cases.task
+    count = len(NAMES) if task.flops <= SMALL_FLOPS else DRAWN if task.flops <= LARGE_FLOPS else FEWEST
     for name in "AB":
         drawn = set(map(int, cases.rng.permutation(len(NAMES))[:count]))
         for index in drawn | ({NAMES.index(ALWAYS_IN_B)} if name == "B" else set()):
             case = cases.get(f"models {name}", index, partial(_make, name, NAMES[index]))
             yield Turn(case, f"where {'A is' if name == 'A' else 'the columns of B are'} {NAMES[index]}")
+    if task.accumulate is not Accumulate.FP32:  # sums of one sign lose digits
+        return
+    yield Turn(cases.get("models of signs", 0, _make_of_signs), "where A is negative and B positive")
+    for index in map(int, cases.rng.permutation(len(IN_BOTH))[:count]):
+        case = cases.get("models AB", index, partial(_make, "AB", IN_BOTH[index]))
+        yield Turn(case, f"where A and the columns of B are {IN_BOTH[index]}")
 
 
-def _make(operand: str, name: str, cases: ProductCases, generator: torch.Generator) -> ProductCase:
-    """The other operand holds normal numbers, so that each element of C tells what it came from."""
+def _make(operands: str, name: str, cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    """One operand holds normal numbers, so that each element of C tells what it came from, or both have the pattern."""
     a, b = cases.normal(generator)
     at = int(torch.randint(cases.task.k, (), generator=generator, device=cases.device))
-    if operand == "A":
+    if "A" in operands:
         a = PATTERNS[name](a, at)
-    else:
+    if "B" in operands:
         b = PATTERNS[name](b.t(), at).t()
+    if operands == "AB":
+        return _judged_by_size(cases, a, b)
+    other, size = (b, _size(a)) if operands == "A" else (a, _size(b))
+    other /= max(1.0, size)
     return cases.with_rows(cases.operands(a, b))
+
+
+def _make_of_signs(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    a, b = cases.normal(generator)
+    return _judged_by_size(cases, -a.abs(), b.abs())
+
+
+def _size(operand: torch.Tensor) -> float:
+    """The root of its mean square."""
+    return float(operand.square().mean().sqrt())
+
+
+def _judged_by_size(cases: ProductCases, a: torch.Tensor, b: torch.Tensor) -> ProductCase:
+    """A case whose elements of C may be off by what those of normal numbers may, in proportion to these operands."""
+    size = max(_size(a) * _size(b), 1e-12)
+    scale, k = min(1.0, LARGEST / (size * cases.task.k)), cases.task.k
+    case = cases.with_rows(cases.operands(a, b * scale))
+    allowed = case.expected["fp32"].abs() * ALLOWED_SHARE + ALLOWED_NOISE * k**0.5 * size * scale
+    return replace(case, expected={**case.expected, "allowed": allowed})
 
 
 def _make_dominated(cases: ProductCases, generator: torch.Generator) -> ProductCase:

@@ -1,7 +1,7 @@
 """A and B may be one tensor, where both have as many bytes: a kernel that is right beside two must be right then.
 
-So M = N, and B may be A's transpose. Two that differ in one element of each row, or in one element alone, must not be
-taken for one.
+So M = N, and B may be A's transpose, or its negative. Two that differ in one element of each row, or in one element
+alone, must not be taken for one.
 """
 
 from dataclasses import replace
@@ -30,6 +30,8 @@ class SameOperand(ProductCheck):
             require_right(case, session.launch(case), f"where B has A's bytes but for one element of {rows}")
         case = cases.get("same operand", 1, _make_transpose)
         require_right(case, session.launch(case), "where B is A's transpose")
+        case = cases.get("same operand", 2, _make_negative)
+        require_right(case, session.launch(case), "where B has A's bytes but for the sign")
 
 
 LARGEST = 8192.0
@@ -47,6 +49,11 @@ def _make(cases: ProductCases, generator: torch.Generator) -> ProductCase:
 def _make_transpose(cases: ProductCases, generator: torch.Generator) -> ProductCase:
     a = _make(cases, generator).a
     return cases.with_rows(cases.operands(a, a.t()))
+
+
+def _make_negative(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    case = _make(cases, generator)
+    return cases.with_rows(replace(case, tensors={"a": case.a, "b": -case.b}))
 
 
 def _make_but_one(one_row: int, cases: ProductCases, generator: torch.Generator) -> ProductCase:

@@ -17,7 +17,7 @@ import torch
 
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.tasks.cases import SPECIAL, Case, Cases
+from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.tasks.products import ProductCase, ProductCases
 from cuda_l2.verify._base import (
     Check,
@@ -57,6 +57,7 @@ class SpecialValues(Check):
         if isinstance(cases, ProductCases):
             _require_right_rows(session, cases)
             _require_right_elements(session, [None])
+            require_all_right(session, _all_nan(cases))
         else:
             _require_right_elements(session, session.places())
 
@@ -70,10 +71,21 @@ def _elements(cases: Cases, places: Sequence[int | None]) -> Iterator[Turn[Case]
     names = cases.real_tensors
     for place in places:
         for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
-            for kind in SPECIAL:
+            for kind in cases.special_kinds:
                 case = cases.special(names[int(index)], kind)
                 if case is not None:
                     yield Turn(case, f"with {kind} in {names[int(index)]}", place=place)
+
+
+def _all_nan(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
+    for number, operand in enumerate("ab"):
+        yield Turn(cases.get("all NaN", number, partial(_make_all_nan, operand)), f"where all of {operand} is NaN")
+
+
+def _make_all_nan(operand: str, cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    case = cases.operands(*cases.normal(generator))
+    case.tensors[operand].fill_(float("nan"))
+    return cases.with_rows(case)
 
 
 def _require_right_rows(session: Session, cases: ProductCases) -> None:

@@ -23,7 +23,7 @@ LEAST_BEGINNING = 64
 """Elements of an operand's memory that are zero at its beginning, in either layout; half of them where it is small."""
 
 
-def _signs(count: int, like: torch.Tensor) -> torch.Tensor:
+def signs(count: int, like: torch.Tensor) -> torch.Tensor:
     """1 and -1, so that two places a power of two apart have different signs, and aligned blocks the sum zero."""
     signs = like.new_ones(1)
     while len(signs) < count:
@@ -48,12 +48,12 @@ def _rows_equal_but_in_one_element_each(rows: torch.Tensor, at: int) -> None:
 
 
 def _rows_negated_but_in_one_element(rows: torch.Tensor, at: int) -> None:
-    rows[:] = _signs(len(rows), rows)[:, None] * rows[at]
+    rows[:] = signs(len(rows), rows)[:, None] * rows[at]
     rows[at, at % rows.shape[1]] = ODD
 
 
 def _sums_zero_but_in_one_element(rows: torch.Tensor, at: int) -> None:
-    rows[:] = _signs(rows.shape[1], rows) * rows[:, :1]
+    rows[:] = signs(rows.shape[1], rows) * rows[:, :1]
     rows[at, at % rows.shape[1]] = ODD
 
 
