@@ -6,6 +6,7 @@ may take another way through the kernel, as where results are kept, and leave ot
 one and the same are not repeatable, threads take turns, and nothing is asked.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,34 +38,34 @@ class Statics(CpuCheck):
         case, other = session.cases.drawn("state 0"), session.cases.drawn("state 1")
         session.launch(case)
 
-        def ends(start: Seen, count: int) -> list[Seen]:
-            """What is there after each of `count` pairs of equal launches from one beginning."""
-            found = []
-            for _ in range(count):
-                session.set_statics(*start)
-                session.launch(case, keep=True)
-                statics, _ = session.statics()
-                session.launch(case, keep=True)
-                found.append(Seen(statics, session.statics()[1]))
-            return found
+        begins = [Seen(*session.statics())]
+        found: tuple[list[Seen], list[Seen]] = [], []
+        for _ in range(BEFORE):
+            session.launch(other, keep=True)
+        begins.append(Seen(*session.statics()))
+        if not any(map(len, begins[0])):
+            return
 
-        begins, found = list[Seen](), list[list[Seen]]()
-        for before in (0, BEFORE):
-            for _ in range(before):
-                session.launch(other, keep=True)
-            begins.append(Seen(*session.statics()))
-            if not any(map(len, begins[-1])):
-                return
-            found.append(ends(begins[-1], REPEATS))
+        def repeat(count: int) -> None:
+            """What is there after as many pairs of equal launches from either beginning, by turns: clocks go on."""
+            for _ in range(count):
+                for start, ends in zip(begins, found, strict=True):
+                    session.set_statics(*start)
+                    session.launch(case, keep=True)
+                    statics, _ = session.statics()
+                    session.launch(case, keep=True)
+                    ends.append(Seen(statics, session.statics()[1]))
+
+        repeat(REPEATS)
         if _where(begins, found):
-            found = [before + ends(start, MORE) for start, before in zip(begins, found, strict=True)]
+            repeat(MORE)
         where = _where(begins, found)
         if where:
             reason = f"keeps state {where}: what is there after a launch depends on the launches before it"
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
 
 
-def _where(begins: list[Seen], ends: list[list[Seen]]) -> str:
+def _where(begins: Sequence[Seen], ends: Sequence[Sequence[Seen]]) -> str:
     """Where launches leave what depends on the ones before; empty where nowhere."""
     if _differ([each.statics for each in begins], [[each.statics for each in some] for some in ends], np.logical_or):
         return "in static variables"
@@ -73,7 +74,7 @@ def _where(begins: list[Seen], ends: list[list[Seen]]) -> str:
     return ""
 
 
-def _differ(begins: list[Held], ends: list[list[Held]], of_both: np.ufunc) -> bool:
+def _differ(begins: Sequence[Held], ends: Sequence[Sequence[Held]], of_both: np.ufunc) -> bool:
     """Whether bytes that launches write, always alike from one beginning, differ between the two beginnings.
 
     of_both: which are written, by those that are from either.

@@ -157,7 +157,7 @@ class Worker(Closing):
         """
         with contextlib.suppress(OSError), self._memory_of("rb") as memory:
             parts = []
-            for start, stop in self._writable():
+            for start, stop in self._written:
                 memory.seek(start)
                 parts.append(memory.read(stop - start))
             return b"".join(parts[:-1]), parts[-1]
@@ -167,7 +167,7 @@ class Worker(Closing):
         """Write back what `statics` returned."""
         held = statics + stack
         with self._memory_of("r+b") as memory:
-            for start, stop in self._writable():
+            for start, stop in self._written:
                 memory.seek(start)
                 memory.write(held[: stop - start])
                 held = held[stop - start :]
@@ -175,24 +175,21 @@ class Worker(Closing):
     def _memory_of(self, mode: str) -> BinaryIO:
         return cast(BinaryIO, Path(f"/proc/{self._pid}/mem").open(mode, buffering=0))
 
-    def _writable(self) -> list[tuple[int, int]]:
-        maps = Path(f"/proc/{self._pid}/maps").read_text()
-        return [*writable(maps, str(self._artifact), self._segments), self._left_on_stack]
-
     @functools.cached_property
-    def _left_on_stack(self) -> tuple[int, int]:
-        """Addresses of the first thread's stack below the frame in which it waits for a command; Fault if it does not.
+    def _written(self) -> list[tuple[int, int]]:
+        """Addresses of the library's writable pages, and of the first thread's stack below the frame in which it waits.
 
-        As far as the stack reached when this was first asked for.
+        As far as the stack reaches when this is first asked for. Fault if the thread does not wait for a command.
         """
         ends = time.monotonic() + STOP_TIMEOUT_S
         while (call := Path(f"/proc/{self._pid}/syscall").read_text().split())[0] != READ:
             if time.monotonic() > ends:
                 raise self._forbidden("does not wait for its next launch")
         pointer = int(call[-2], 16)
-        spans = re.findall(r"^(\w+)-(\w+) rw", Path(f"/proc/{self._pid}/maps").read_text(), re.MULTILINE)
-        start = next(int(start, 16) for start, stop in spans if int(start, 16) <= pointer < int(stop, 16))
-        return start, pointer - RED_ZONE
+        maps = Path(f"/proc/{self._pid}/maps").read_text()
+        spans = re.findall(r"^(\w+)-(\w+) rw", maps, re.MULTILINE)
+        lowest = next(int(start, 16) for start, stop in spans if int(start, 16) <= pointer < int(stop, 16))
+        return [*writable(maps, str(self._artifact), self._segments), (lowest, pointer - RED_ZONE)]
 
     @functools.cached_property
     def _segments(self) -> list[tuple[int, int]]:
