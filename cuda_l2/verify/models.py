@@ -53,7 +53,7 @@ def _twice(rows: torch.Tensor, at: int) -> torch.Tensor:
 
 def _two_of_four_zero(rows: torch.Tensor, at: int) -> torch.Tensor:
     places_K = torch.arange(rows.shape[1], device=rows.device)
-    return rows * ((places_K + at) % 4 < 2)
+    return rows.where((places_K + at) % 4 < 2, 0.0)  # a product with a mask would hold -0
 
 
 def _outlier_channel(rows: torch.Tensor, at: int) -> torch.Tensor:
@@ -110,13 +110,13 @@ def _first_constant(rows: torch.Tensor, at: int) -> torch.Tensor:
 def _two_largest_of_four(rows: torch.Tensor, at: int) -> torch.Tensor:
     k = rows.shape[1]
     fours = torch.nn.functional.pad(rows, (0, -k % 4)).reshape(len(rows), -1, 4)
-    kept = torch.zeros_like(fours).scatter(2, fours.abs().topk(2).indices, 1.0)
-    return (fours * kept).reshape(len(rows), -1)[:, :k]
+    places = fours.abs().topk(2).indices
+    return torch.zeros_like(fours).scatter(2, places, fours.gather(2, places)).reshape(len(rows), -1)[:, :k]
 
 
 def _diagonal_blocks(rows: torch.Tensor, at: int) -> torch.Tensor:
     row_R, column_K = (torch.arange(size, device=rows.device) * 4 // size for size in rows.shape)
-    return rows * (row_R[:, None] == column_K)
+    return rows.where(row_R[:, None] == column_K, 0.0)
 
 
 PATTERNS: dict[str, Pattern] = {
