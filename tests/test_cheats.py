@@ -9,6 +9,7 @@ import pytest
 from conftest import CHEATS
 from drawing import cases, is_honest
 
+from cuda_l2.machine.cpu import worker as cpu_worker
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.verify import _cpu as cpu_session
 from cuda_l2.verify import structure
@@ -72,6 +73,12 @@ def test_a_kind_of_a_review_ends_as_said(name, judge, target, monkeypatch) -> No
     trial = judge(kind_source(name), kind.get("shape", "32x48x64"))
     assert trial.status in kind.get("expect", "measured").split(), trial.reason
     assert kind.get("reason", "") in f"{trial.reason} {trial.verdict.check if trial.verdict else ''}", trial.reason
+
+
+def test_where_the_stack_cannot_be_seen_static_variables_are_asked_all_the_same(judge, monkeypatch) -> None:
+    monkeypatch.setattr(cpu_worker, "READ", "")
+    assert "state in static variables" in judge(kind_source("counts_in_a_static"), "32x48x64").reason
+    assert judge(kind_source("counts_in_a_deep_array"), "32x48x64").status == "measured"
 
 
 def test_a_row_of_launches_lies_wherever_timed_ones_do(judge, monkeypatch) -> None:

@@ -179,17 +179,30 @@ class Worker(Closing):
     def _written(self) -> list[tuple[int, int]]:
         """Addresses of the library's writable pages, and of the first thread's stack below the frame in which it waits.
 
-        As far as the stack reaches when this is first asked for. Fault if the thread does not wait for a command.
+        As far as the stack reaches when this is first asked for.
+        """
+        pointer, maps = self._waits_at(), Path(f"/proc/{self._pid}/maps").read_text()
+        spans = re.findall(r"^(\w+)-(\w+) rw", maps, re.MULTILINE)
+        starts = (int(start, 16) for start, stop in spans if int(start, 16) <= pointer < int(stop, 16))
+        stack = next(((start, pointer - RED_ZONE) for start in starts), (0, 0))
+        return [*writable(maps, str(self._artifact), self._segments), stack]
+
+    def _waits_at(self) -> int:
+        """The first thread's stack pointer while it waits for a command; 0 where the system does not show it.
+
+        Fault if it does not wait.
         """
         ends = time.monotonic() + STOP_TIMEOUT_S
-        while (call := Path(f"/proc/{self._pid}/syscall").read_text().split())[0] != READ:
+        while READ:
+            try:
+                call = Path(f"/proc/{self._pid}/syscall").read_text().split()
+            except OSError:
+                break
+            if call[0] == READ:
+                return int(call[-2], 16)
             if time.monotonic() > ends:
                 raise self._forbidden("does not wait for its next launch")
-        pointer = int(call[-2], 16)
-        maps = Path(f"/proc/{self._pid}/maps").read_text()
-        spans = re.findall(r"^(\w+)-(\w+) rw", maps, re.MULTILINE)
-        lowest = next(int(start, 16) for start, stop in spans if int(start, 16) <= pointer < int(stop, 16))
-        return [*writable(maps, str(self._artifact), self._segments), (lowest, pointer - RED_ZONE)]
+        return 0
 
     @functools.cached_property
     def _segments(self) -> list[tuple[int, int]]:
