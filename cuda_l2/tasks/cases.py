@@ -238,19 +238,19 @@ class OwnCases(Cases):
         return tuple(dict.fromkeys(found))
 
     def _far_on_a_cpu(self, rng: np.random.Generator) -> tuple[Operation, ...]:
-        """One size, drawn, beyond what 16 bits count, or if that takes too much several times as large as shown.
+        """One size, drawn, beyond what 16 bits count, and the same several times as large as shown: the others small.
 
-        The others are small.
+        Sizes that would take too much that way are passed over.
         """
         shown = dict(self.task.sizes)
         free = [name for name in shown if name not in self._known.rigid]
         least = {name: min(shown[name], -(-self._known.cpu[name] // FAR_SHARE)) for name in free}
-        beyond = {name: ((1 << 16) // shown[name] + 1 | 1) + 2 * int(rng.integers(3)) for name in free}
-        for factors in (beyond, dict.fromkeys(free, int(rng.choice(FAR_FACTORS)))):
-            for name in map(str, rng.permutation(free)):
-                larger = {**shown, **least, name: shown[name] * factors[name]}
-                if found := self._affordable(larger, FAR_BYTES, FAR_FLOPS):
-                    return (found,)
+        for name in map(str, rng.permutation(free)):
+            factors = (((1 << 16) // shown[name] + 1 | 1) + 2 * int(rng.integers(3)), int(rng.choice(FAR_FACTORS)))
+            drawn = [{**shown, **least, name: shown[name] * factor} for factor in factors]
+            found = [self._affordable(sizes, FAR_BYTES, FAR_FLOPS) for sizes in drawn]
+            if found[0]:
+                return tuple(filter(None, found))
         return ()
 
     def _affordable(
