@@ -302,8 +302,8 @@ def test_contracts_that_do_not_fit_are_told_so(judged: Any, source: str, reason:
     verdict = bench.verify(candidate, build)
     if reason:
         assert verdict.status == "unhygienic" and reason in verdict.reason
-    else:  # serves its own sizes alone
-        assert verdict.status == "correct" and "other shapes" not in verdict.passed
+    else:  # serves this number of columns alone, of any rows
+        assert verdict.status == "correct"
 
 
 # -- timing

@@ -520,11 +520,14 @@ def test_few_large_cases_are_kept_until_their_answers_are_read(monkeypatch) -> N
 
 
 @pytest.mark.parametrize("where", ["far", "others"])
-def test_a_size_several_times_as_large_may_be_more_than_a_block_can_have(where: str) -> None:
+@pytest.mark.parametrize("memory", ["shared memory", "workspace"])
+def test_a_size_several_times_as_large_may_need_more_memory_than_there_is(where: str, memory: str) -> None:
     """Sizes near the task's own may not."""
     larger = Gemm(64, 64, 640)
 
     def refused(case: Case) -> Outputs:
+        if memory == "workspace":
+            InProcess.require_room(session, larger, 2 << 20, 1 << 20)
         raise Fault(VerdictStatus.FORBIDDEN, "needs more shared memory than a block can have")
 
     cases: Any = SimpleNamespace(
@@ -532,5 +535,5 @@ def test_a_size_several_times_as_large_may_be_more_than_a_block_can_have(where: 
     )
     cases.drawn = lambda *_, **__: None
     session: Any = SimpleNamespace(cases=cases, serves=lambda task: True, launch=refused)
-    with contextlib.nullcontext() if where == "far" else pytest.raises(Fault):
+    with contextlib.nullcontext() if where == "far" else pytest.raises((Fault, CheckFailed), match=r"memory|workspace"):
         shapes.CHECK.run(session)

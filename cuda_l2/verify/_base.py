@@ -47,6 +47,10 @@ class CheckFailed(Exception):
         self.status, self.reason, self.element = status, reason, element
 
 
+class TooMuchWorkspace(CheckFailed):
+    """It asks for more workspace than there is."""
+
+
 @dataclass(frozen=True)
 class Turn(Generic[C]):
     """One of several launches in a row.
@@ -129,6 +133,12 @@ class Session(Judged, ABC):
     @abstractmethod
     def require_served(self, task: Task) -> None:
         """ContractError where the contract does not take these sizes."""
+
+    def require_room(self, task: Task, asked: int, most: int) -> None:
+        """TooMuchWorkspace where these bytes of workspace are more than there are."""
+        if asked > most:
+            reason = f"asks for {asked} bytes of workspace for {task}; at most {most >> 20} MiB"
+            raise TooMuchWorkspace(VerdictStatus.UNHYGIENIC, reason)
 
     def serves(self, task: Task) -> bool:
         """Whether the contract takes these sizes."""

@@ -45,9 +45,7 @@ class CpuSession(CpuOnly):
 
     def _workspace_bytes(self, task: Task) -> int:
         asked, most = self.contract.workspace_bytes(task), self.arena.workspace_bytes
-        if asked > most:
-            reason = f"asks for {asked} bytes of workspace for {task}; at most {most >> 20} MiB"
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
+        self.require_room(task, asked, most)
         return asked
 
     def require_served(self, task: Task) -> None:
@@ -55,12 +53,12 @@ class CpuSession(CpuOnly):
 
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         arena, task = self.arena, case.task
+        workspace_bytes = self._workspace_bytes(task)
         if arena.task != task:
             arena.select(task)
             self.worker.close()
             self._open()
             keep = False
-        workspace_bytes = self._workspace_bytes(task)
         if not keep:
             # now and then the one whose tensors end where their page ends
             self._slot = int(self.cases.rng.integers(arena.slots)) if self.cases.rng.random() > TIGHT_SHARE else 0

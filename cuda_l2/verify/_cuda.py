@@ -91,9 +91,7 @@ class CudaSession(GpuSession):
     def _load(self, task: Task) -> None:
         """Lay the arena out for these sizes, and have the worker launch for them."""
         plan, most = self.plan_for(task), self.arena.workspace_bytes
-        if plan.workspace_bytes > most:
-            reason = f"asks for {plan.workspace_bytes} bytes of workspace for {task}; at most {most >> 20} MiB"
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
+        self.require_room(task, plan.workspace_bytes, most)
         self._laid_out = self._layout
         self.arena.select(task, snug=self._layout.snug, gap=self._layout.gap)
         self.plan, self._places = plan, self.arena.places(plan)
