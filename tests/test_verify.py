@@ -520,20 +520,22 @@ def test_few_large_cases_are_kept_until_their_answers_are_read(monkeypatch) -> N
 
 
 @pytest.mark.parametrize("where", ["far", "others"])
-@pytest.mark.parametrize("memory", ["shared memory", "workspace"])
-def test_a_size_several_times_as_large_may_need_more_memory_than_there_is(where: str, memory: str) -> None:
+@pytest.mark.parametrize("what", ["shared memory", "workspace", "time"])
+def test_a_size_several_times_as_large_may_need_more_than_there_is(where: str, what: str) -> None:
     """Sizes near the task's own may not."""
     larger = Gemm(64, 64, 640)
 
     def refused(case: Case) -> Outputs:
-        if memory == "workspace":
+        if what == "workspace":
             InProcess.require_room(session, larger, 2 << 20, 1 << 20)
+        if what == "time":
+            raise Fault(VerdictStatus.TIMED_OUT, "did not finish within the time")
         raise Fault(VerdictStatus.FORBIDDEN, "needs more shared memory than a block can have")
 
     cases: Any = SimpleNamespace(
         **{"others": (), "far": (), where: (larger,)}, usual="normal numbers", distributions=()
     )
     cases.drawn = lambda *_, **__: None
-    session: Any = SimpleNamespace(cases=cases, serves=lambda task: True, launch=refused)
-    with contextlib.nullcontext() if where == "far" else pytest.raises((Fault, CheckFailed), match=r"memory|workspace"):
+    session: Any = SimpleNamespace(cases=cases, serves=lambda task: True, launch=refused, device="cpu")
+    with contextlib.nullcontext() if where == "far" else pytest.raises((Fault, CheckFailed), match=what):
         shapes.CHECK.run(session)
