@@ -503,7 +503,7 @@ def test_what_is_found_wrong_later_is_not_the_best_until_it_is_measured_anew(pla
 
 
 def test_the_best_of_many_trials_are_found_in_one_pass(tmp_path: Path) -> None:
-    """Whatever was found wrong later: steps of SQLite's machine for so many trials, and for four times as many."""
+    """Whatever was found wrong later: steps of SQLite's machine for 250 trials, and for four times as many."""
     steps = []
     for count in (250, 1000):
         with Archive(tmp_path / f"{count}.db") as archive:
