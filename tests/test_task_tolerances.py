@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
+from cuda_l2.tasks import parse
 from cuda_l2.tasks._base import definitions
 from cuda_l2.tasks.cases import Case, OwnCases
 from cuda_l2.tasks.tolerance import bounds
@@ -123,3 +125,14 @@ def test_integers_of_pytorchs_own_are_right_where_rounding_decides(dtype: torch.
     (limit,) = bounds(squares, tensors)
     assert limit.free.all()
     assert limit.violation(squares(**tensors)[0]) == ""
+
+
+@pytest.mark.parametrize("task", ["cumsum:rows=4,columns=9", "sum_rows:rows=5,columns=33"])
+def test_one_chain_of_sums_is_right_at_sizes_far_from_those_shown(task: str) -> None:
+    """PyTorch's own sums are in pieces, or in fp64."""
+    for seed in range(40):
+        cases = OwnCases(parse(task), seed)
+        for case in (cases.drawn("shape", task=far) for far in cases.far):
+            sums = np.add.accumulate(case.tensors["x"].numpy(), axis=-1, dtype=np.float32)
+            (limit,) = case.bounds
+            assert not limit.violation(torch.from_numpy(sums if limit.exact.ndim > 1 else sums[:, -1]))

@@ -27,6 +27,8 @@ FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
 """Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
 FAR_SHARE = 8
 """On a CPU the others are at most the CPU's divided by this."""
+FAR_NOISE = 4.0
+"""Times what rounding does, at those sizes: a kernel may sum in one chain there, whose error grows with its terms."""
 OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
 """Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30
@@ -321,7 +323,7 @@ class OwnCases(Cases):
         if home.type != "cpu":
             self._require_same_as_on_the_cpu()
         with _threads_for(task), in_full_precision():
-            found = bounds(self._known.bind(dict(task.sizes)), given)
+            found = bounds(self._known.bind(dict(task.sizes)), given, FAR_NOISE if task in self.far else 1.0)
         return Case(task, self._placed(given), tuple(bound.to(self.device) for bound in found))
 
     def _alike(self, known: Case, tensors: Tensors) -> Case:

@@ -129,8 +129,11 @@ class Bounds:
         )
 
 
-def bounds(function: Function, tensors: Mapping[str, torch.Tensor]) -> tuple[Bounds, ...]:
-    """What each output may be on these tensors. The function works in the type of its arguments; they are kept."""
+def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float = 1.0) -> tuple[Bounds, ...]:
+    """What each output may be on these tensors. The function works in the type of its arguments; they are kept.
+
+    noise: times what rounding is taken to do.
+    """
     warm_vector_math()
     with torch.no_grad():
         eager = function(**{name: tensor.clone() for name, tensor in tensors.items()})
@@ -146,13 +149,20 @@ def bounds(function: Function, tensors: Mapping[str, torch.Tensor]) -> tuple[Bou
         if not all(output.dtype.is_floating_point and output.isfinite().all() for output in eager):
             choices = [function(**_moved(tensors, CHOICE_ROUNDING, generator)) for _ in range(DRAWS)]
     return tuple(
-        _bounds(eager[i], exact[i], [results[i] for results in (*moved, moved_up)], [results[i] for results in choices])
+        _bounds(
+            *(eager[i], exact[i], noise),
+            *([results[i] for results in runs] for runs in ((*moved, moved_up), choices)),
+        )
         for i in range(len(exact))
     )
 
 
 def _bounds(
-    eager: torch.Tensor, exact: torch.Tensor, moved: Sequence[torch.Tensor], choices: Sequence[torch.Tensor]
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    noise: float,
+    moved: Sequence[torch.Tensor],
+    choices: Sequence[torch.Tensor],
 ) -> Bounds:
     dtype = eager.dtype
     if not dtype.is_floating_point:
@@ -177,7 +187,7 @@ def _bounds(
         noises.append((factor * rms, factor * most))
     result_rms, result_max, _ = _errors(torch.zeros_like(exact), exact, measured)
     noises.append((ROUNDING_FACTOR * ROUNDING * result_rms, ROUNDING_FACTOR * ROUNDING * result_max))
-    rms_noise, max_noise = max(rms for rms, _ in noises), max(largest for _, largest in noises)
+    rms_noise, max_noise = (noise * max(each) for each in zip(*noises, strict=True))
     rounding_rms, _, _ = _errors(rounded, exact, measured)
     max_allowed = EAGER_FACTOR * eager_max + max_noise + _step(result_max, dtype)
     return Bounds(
