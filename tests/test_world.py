@@ -3,6 +3,7 @@
 import math
 import shutil
 from dataclasses import replace
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cuda_l2.propose._policy import default_candidates
 from cuda_l2.propose._recorded import recorded_space
 from cuda_l2.records import Candidate, Gemm, Timing, TimingStatus
 from cuda_l2.rigs.recorded import UNKNOWN, RecordedRig
-from cuda_l2.runs import workers
+from cuda_l2.runs import recording, workers
 from cuda_l2.runs.recording import Recorder, grid_tasks, own_schedules, part_of, pool, schedules_for
 from cuda_l2.search import Scope, search
 from cuda_l2.system.errors import UserError
@@ -72,6 +73,13 @@ def record(rig: RecordedRig, out: Path, tasks: Any = None) -> None:
     wanted = list(tasks or rig.world.tasks)
     with Recorder(out, rig, {}, lambda text: None) as recorder:
         recorder.record(wanted, pool(list(rig.world.tasks), rig.target, 40, 0))
+
+
+def record_near(rig: RecordedRig, out: Path, near: int) -> World:
+    tasks = list(rig.world.tasks)
+    with Recorder(out, rig, {}, lambda text: None) as recorder:
+        recorder.record(tasks, pool(tasks, rig.target, 40, 0), near)
+    return read(out)
 
 
 def facts(world: World) -> dict[Any, tuple[Any, ...]]:
@@ -146,6 +154,56 @@ def test_a_complete_recording_takes_more_tasks(world, tmp_path) -> None:
     record(rig, out)
     assert rig.built == sum(row.task != str(world.tasks[0]) for row in world.rows)
     assert facts(read(out)) == facts(world)
+
+
+def test_more_schedules_of_a_task_are_like_its_fastest(world, tmp_path) -> None:
+    """What a made world does not hold is refused, and a row all the same."""
+    found = record_near(RecordedRig(world), tmp_path / "near.parquet", 20)
+    pooled = {row.key for row in world.rows}
+    for task, rows in found.by_task.items():
+        best = sorted((row for row in rows if row.measured), key=lambda row: row.latency_us)[: recording.PARENTS]
+        new = [row for row in rows if row.key not in pooled]
+        assert len(new) == 20 and len(rows) == 20 + sum(row.task == task for row in world.rows)
+        apart = [
+            min(sum(map(ne, row.schedule, each.schedule)) for each in best if each.family == row.family) for row in new
+        ]
+        # a change may make later choices invalid
+        assert min(apart) >= 1 and sorted(apart)[len(apart) // 2] <= 3
+
+
+def test_a_killed_recording_of_more_schedules_goes_on_to_as_many(world, tmp_path) -> None:
+    out, other = tmp_path / "world.parquet", tmp_path / "other.parquet"
+    tasks, whole = list(world.tasks), len(world.rows) + 20 * len(world.tasks)
+    first = Counting(world, most=len(world.rows) // 3 + 25)
+    with pytest.raises(Killed):
+        Recorder(out, first, {}, lambda text: None).record(tasks, pool(tasks, first.target, 40, 0), 20)
+    shutil.copy(f"{out}.lines", f"{other}.lines")
+    second = Counting(world)
+    found = record_near(second, other, 20)
+    assert len(found.rows) == whole and second.built == whole - first.built
+    again = Counting(world)
+    assert len(record_near(again, other, 20).rows) == whole and not again.built
+
+
+def test_builds_of_the_next_group_begin_before_a_group_is_judged(world, tmp_path) -> None:
+    rig, begun = Counting(world), set[str]()
+    build_of = rig.open
+
+    def opened(task: Any, seed: int, **terms: Any) -> Any:
+        bench = build_of(task, seed, **terms)
+        build = bench.build
+
+        def required(candidates: Any) -> Any:
+            assert rig.built < rig.group or {each.id for each in candidates} <= begun
+            return build(candidates)
+
+        bench.build = required
+        return bench
+
+    rig.open = opened  # type: ignore[method-assign]
+    rig.prefetch = lambda candidates: begun.update(each.id for each in candidates) or []  # type: ignore[method-assign]
+    record_near(rig, tmp_path / "near.parquet", 20)
+    assert len(begun) > rig.group
 
 
 def test_an_interrupted_recording_leaves_a_world_of_what_it_has(world, tmp_path) -> None:

@@ -24,6 +24,8 @@ class RecordSettings:
     """More shapes: paper (1,000), off-grid (400 drawn at random), a file with one a line, or a list with commas."""
     schedules: int = 300
     """Size of the pool of schedules that all tasks share; of a task those that are valid for it are measured."""
+    near: int = 0
+    """More schedules of each task: those that differ from its fastest so far in one to three choices."""
     part: str = "1/1"
     """Measure only this part of the tasks, as in 1/2: for several GPUs, each with a file and CUDA_VISIBLE_DEVICES."""
     workers: str = ""
@@ -47,6 +49,8 @@ def command(tasks: list[str] | None = None, /, *, settings: RecordSettings) -> N
     number, parts = part(settings.part)
     if settings.schedules < 1:
         raise UserError(f"--schedules must be at least 1, not {settings.schedules}")
+    if settings.near < 0:
+        raise UserError(f"--near must not be negative, as {settings.near} is")
     if settings.seed < 0:
         raise UserError(f"the seed must not be negative, as {settings.seed} is")
     require_writable(settings.out)
@@ -62,14 +66,14 @@ def command(tasks: list[str] | None = None, /, *, settings: RecordSettings) -> N
     from cuda_l2.rigs import open_rig
     from cuda_l2.runs.recording import Recorder, part_of, pool
 
-    drawn = {"schedules": settings.schedules, "seed": settings.seed}
+    drawn = {"schedules": settings.schedules, "near": settings.near, "seed": settings.seed}
     with open_rig(settings.target) as rig:
         entries = pool(wanted, rig.target, settings.schedules, settings.seed)
         own = part_of(wanted, number, parts)
         tell(f"a pool of {counted(len(entries), 'schedule')}, {counted(len(own), 'task')}; goes to {settings.out}")
         try:
             with Recorder(settings.out, rig, drawn, tell) as recorder:
-                recorder.record(own, entries)
+                recorder.record(own, entries, settings.near, settings.seed)
         except KeyboardInterrupt:
             end_interrupted()
     for path in apart:

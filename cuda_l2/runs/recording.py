@@ -1,10 +1,11 @@
-"""Recording of a world: a pool of schedules that all tasks share, measured task by task, from where a killed run ended.
+"""Recording of a world: a pool of schedules that all tasks share, and more like each task's fastest, task by task.
 
 Measurements go to a file of lines beside the world; the world is written whole from them when the run ends, also when
-it is interrupted, and goes on from both.
+it is interrupted, and a killed run goes on from both.
 """
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Family, Schedule, all_families, families_for
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.propose._base import FamilySpace, Values, draw
+from cuda_l2.propose._base import FamilySpace, Values, draw, mutated
 from cuda_l2.records import Candidate, Task, TimingStatus
 from cuda_l2.reward import count_tokens
 from cuda_l2.rigs import Rig
@@ -40,8 +41,15 @@ WAIT_S = 60.0
 MOST_MISSES = 100
 """Draws in turn that give no new schedule, after which a small space is taken to have no more."""
 
+PARENTS = 6
+"""The fastest of a task, of which more are drawn."""
+NEAR_GROUP = 16
+"""At most so many of these are drawn at once: each group knows what came of the one before the last."""
+
 Entry = tuple[Family, Values]
 """A schedule of the pool."""
+Found = dict[str, dict[tuple[str, str, Values], Row]]
+"""Measurements by task and key."""
 
 
 class Journal(RunFile[Row]):
@@ -119,23 +127,23 @@ class Recorder(Closing):
         found = {row.key: row for row in (*self._earlier, *self._journal.records)}
         return [found[key] for key in sorted(found)]
 
-    def record(self, tasks: Sequence[Task], entries: Sequence[Entry]) -> None:
-        """Measure what is not yet known of these tasks."""
-        known, untimed = {row.key for row in self.rows}, 0
-        for number, task in enumerate(tasks, 1):
-            schedules = schedules_for(task, self._rig.target, entries)
-            new = [each for each in schedules if (str(task), each.family.name, each.values) not in known]
-            if not new:
-                continue
-            try:
-                self._rig.require_feasible(task)
-            except UserError as error:
-                self._say(f"left out: {error}")
-                continue
+    def record(self, tasks: Sequence[Task], entries: Sequence[Entry], near: int = 0, seed: int = 0) -> None:
+        """Measure what is not yet known of these tasks: the pool, then `near` schedules of each like its fastest."""
+        found: Found = {}
+        for row in self.rows:
+            found.setdefault(row.task, {})[row.key] = row
+        places = {task: number for number, task in enumerate(tasks, 1)}
+        work, untimed = self._work(tasks, entries, found, near, np.random.default_rng([seed, 1])), 0
+        for task, groups in itertools.groupby(self._prefetched(work), lambda each: each[0]):
+            measured = 0
             with Evaluator(task, self._rig) as evaluator:
-                measured = sum(1 for _ in self._measured(evaluator, new))
-            self._say(f"{task}, {number} of {len(tasks)}: {counted(measured, 'schedule')} measured")
-            untimed += len(new) - measured
+                for _, group in groups:
+                    before = measured
+                    for row in self._measured(evaluator, group):
+                        found.setdefault(row.task, {})[row.key] = row
+                        measured += 1
+                    untimed += len(group) - (measured - before)
+            self._say(f"{task}, {places[task]} of {len(tasks)}: {counted(measured, 'schedule')} measured")
         if untimed:
             self._say(f"{counted(untimed, 'schedule')} not timed, as the machine was busy: the same command goes on")
         self.complete = not untimed
@@ -151,21 +159,76 @@ class Recorder(Closing):
         finally:
             self._journal.close()
 
-    def _measured(self, evaluator: Evaluator, schedules: Sequence[Schedule]) -> Iterator[Row]:
-        """Rows of new schedules; what other work left untimed is measured by the next run."""
-        size = self._rig.group
-        for start in range(0, len(schedules), size):
-            candidates: list[Candidate] = [
-                each.family.render(each, "record") for each in schedules[start : start + size]
-            ]
-            trials = evaluator.evaluate(candidates, self._rig.protocols[SEARCH.name])
-            for _ in candidates:
-                evaluator.ends = evaluator.clock.now() + WAIT_S
-                trial = next(trials)
-                if trial.status != TimingStatus.BUSY:
-                    row = row_of(trial, count_tokens(trial.candidate.source))
-                    self._journal.append(row)
-                    yield row
+    def _work(
+        self, tasks: Sequence[Task], entries: Sequence[Entry], found: Found, near: int, rng: np.random.Generator
+    ) -> Iterator[tuple[Task, list[Candidate]]]:
+        """What is to be measured, group by group. found: grows meanwhile."""
+        for task in tasks:
+            schedules, known = schedules_for(task, self._rig.target, entries), found.get(str(task), {})
+            new = [each for each in schedules if (str(task), each.family.name, each.values) not in known]
+            try:
+                self._rig.require_feasible(task)
+            except UserError as error:
+                if new:
+                    self._say(f"left out: {error}")
+                continue
+            for start in range(0, len(new), self._rig.group):
+                yield task, [each.family.render(each, "record") for each in new[start : start + self._rig.group]]
+            for group in self._near(task, schedules, found, near, rng):
+                yield task, group
+
+    def _near(
+        self, task: Task, schedules: Sequence[Schedule], found: Found, count: int, rng: np.random.Generator
+    ) -> Iterator[list[Candidate]]:
+        """Groups of schedules, `count` in all with those known, that differ from the fastest in one to three choices.
+
+        A group is drawn before the one ahead of it is judged; an empty one stands where nothing is known yet.
+        """
+        met = {(str(task), each.family.name, each.values) for each in schedules}
+        left = count - len(found.get(str(task), {}).keys() - met)
+        spaces = {
+            family.name: FamilySpace(family, task, self._rig.target) for family in _serving(task, self._rig.target)
+        }
+        waited = False
+        while left > 0:
+            rows = found.get(str(task), {})
+            best = sorted((row for row in rows.values() if row.measured), key=lambda row: row.latency_us)[:PARENTS]
+            if not best and waited:
+                return
+            group, misses = list[Candidate](), 0
+            while best and len(group) < min(left, self._rig.group, NEAR_GROUP) and misses < MOST_MISSES:
+                row = best[int(rng.integers(len(best)))]
+                values = mutated(spaces[row.family], row.schedule, rng)
+                key = row.task, row.family, values
+                if key in met or key in rows:
+                    misses += 1
+                    continue
+                met.add(key)
+                group.append(spaces[row.family].render(values, "record"))
+            if best and not group:
+                return
+            left, waited = left - len(group), not group
+            yield group
+
+    def _prefetched(self, work: Iterator[tuple[Task, list[Candidate]]]) -> Iterator[tuple[Task, list[Candidate]]]:
+        """The same; the builds of the next group have begun when one is given out."""
+        following = next(work, None)
+        while following:
+            this, following = following, next(work, None)
+            if following:
+                self._rig.prefetch(following[1])
+            yield this
+
+    def _measured(self, evaluator: Evaluator, candidates: Sequence[Candidate]) -> Iterator[Row]:
+        """Rows of new candidates; what other work left untimed is measured by the next run."""
+        trials = evaluator.evaluate(candidates, self._rig.protocols[SEARCH.name])
+        for _ in candidates:
+            evaluator.ends = evaluator.clock.now() + WAIT_S
+            trial = next(trials)
+            if trial.status != TimingStatus.BUSY:
+                row = row_of(trial, count_tokens(trial.candidate.source))
+                self._journal.append(row)
+                yield row
 
     def _head(self, rows: Sequence[Row]) -> Head:
         target = self._rig.target
