@@ -116,6 +116,11 @@ def output(arena: Arena, slot: int) -> np.ndarray:
     return c.numpy().view(np.uint16)
 
 
+def flip(arena: Arena, place: int) -> None:
+    """Change a byte, whatever it is: those around operands are drawn."""
+    arena._bytes[place] ^= 0xFF
+
+
 @pytest.mark.parametrize("slot", [0, 1, 2])
 @pytest.mark.parametrize(
     "spoil",
@@ -124,7 +129,7 @@ def output(arena: Arena, slot: int) -> np.ndarray:
         lambda arena, slot: output(arena, slot).__setitem__((0, 0), 0x4C00),  # 16
         lambda arena, slot: output(arena, slot).__setitem__(slice(None), output(arena, (slot + 1) % 3)),
         lambda arena, slot: np.bitwise_and(output(arena, slot), 0xFFC0, out=output(arena, slot)),
-        lambda arena, slot: arena._bytes.__setitem__(arena.offset("c", slot) + arena.task.outputs[0].bytes, 0),
+        lambda arena, slot: flip(arena, arena.offset("c", slot) + arena.task.outputs[0].bytes),
     ],
     ids=["unwritten", "one wrong element", "another launch's answer", "fewer bits", "behind the output"],
 )
