@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from cuda_l2.tasks import parse
 from cuda_l2.tasks._base import definitions
@@ -136,3 +137,74 @@ def test_one_chain_of_sums_is_right_at_sizes_far_from_those_shown(task: str) -> 
             sums = np.add.accumulate(case.tensors["x"].numpy(), axis=-1, dtype=np.float32)
             (limit,) = case.bounds
             assert not limit.violation(torch.from_numpy(sums if limit.exact.ndim > 1 else sums[:, -1]))
+
+
+def chain(terms: torch.Tensor) -> torch.Tensor:
+    """Sums of the last dimension, one term after the other in fp32."""
+    return torch.from_numpy(np.add.accumulate(terms.numpy(), axis=-1, dtype=np.float32)[..., -1:])
+
+
+def chained_layer_norm(x: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    mean = chain(x) / x.shape[-1]
+    return (x - mean) * torch.rsqrt(chain((x - mean) ** 2) / x.shape[-1] + 1e-5) * gain + shift
+
+
+def chained_top_p(logits: torch.Tensor) -> torch.Tensor:
+    ordered, order = torch.sort(logits, stable=True, dim=-1, descending=True)
+    exponentials = (ordered - ordered[:, :1]).exp()
+    each = exponentials / chain(exponentials)
+    before = torch.from_numpy(np.add.accumulate(each.numpy(), axis=-1, dtype=np.float32)) - each
+    return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered.masked_fill(before > 0.9, -torch.inf))
+
+
+CHAINED = {
+    "layer_norm": chained_layer_norm,
+    "normalise_rows": lambda x: x / chain(x * x).sqrt().clamp_min(1e-12),
+    "sum_all": lambda x: chain(x.flatten())[0],
+    "temperature_softmax": lambda logits, temperature: chained_softmax(logits / temperature[:, None]),
+    "top_p_filter": chained_top_p,
+    "variance_rows": lambda x: (chain((x - chain(x) / x.shape[-1]) ** 2) / (x.shape[-1] - 1))[:, 0],
+}
+
+
+def chained_softmax(x: torch.Tensor) -> torch.Tensor:
+    exponentials = (x - x.amax(-1, keepdim=True)).exp()
+    return exponentials / chain(exponentials)
+
+
+@pytest.mark.parametrize("name", CHAINED)
+def test_one_chain_of_sums_is_right_whatever_is_drawn(name: str) -> None:
+    for seed in range(6):
+        cases = OwnCases(definitions()[name].task(), seed)
+        each = [case for _, case in judged(cases)] + [cases.drawn("shape", task=far) for far in cases.far[:1]]
+        for case in each if name != "sum_all" else each[:-1]:  # a chain of millions of terms
+            (limit,) = case.bounds
+            assert not limit.violation(CHAINED[name](**case.tensors)), (seed, case.task)
+
+
+OTHERWISE = {
+    "batch_norm_training": lambda x, gain, shift: (
+        (x - x.mean((0, 2, 3), keepdim=True))
+        * torch.rsqrt(x.var((0, 2, 3), keepdim=True, correction=0) + 1e-5)
+        * gain[:, None, None]
+        + shift[:, None, None]
+    ),
+    "causal_depthwise_conv1d": lambda x, w: functional.silu(
+        sum(
+            functional.pad(x[..., : x.shape[-1] - lag] * w[:, :, w.shape[-1] - 1 - lag], (lag, 0))
+            for lag in range(w.shape[-1])
+        )
+    ),
+    "moving_average": lambda parameter, average: 0.99 * average + 0.01 * parameter,
+    "pairwise_squared_distance": lambda x, y: (x[:, None] - y).square().sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_another_form_of_a_formula_is_right_with_special_values(name: str) -> None:
+    """One that leaves padding out, or in which infinity meets neither zero nor another infinity."""
+    cases = OwnCases(definitions()[name].task(), 1)
+    for tensor in cases.real_tensors:
+        for kind in cases.special_kinds:
+            case = cases.special(tensor, kind)
+            assert case and not case.violation({"out": OTHERWISE[name](**case.tensors)}), (tensor, kind)

@@ -307,6 +307,15 @@ def in_fp16(a: torch.Tensor, b: torch.Tensor, every: int = 1) -> torch.Tensor:
     return sums
 
 
+@pytest.mark.parametrize("shape", ["33x48x80:fp16", "64x64x64:fp16"])
+def test_sums_in_fp16_are_precise_enough_from_either_end(shape: str) -> None:
+    (deviation,) = (each for each in all_checks() if each.name == "baseline-bounded deviation")
+    for seed in range(12):
+        cases = ProductCases(Gemm.parse(shape), seed, CpuReferences())
+        deviation.run(InProcess(cases, in_fp16))
+        deviation.run(InProcess(cases, lambda a, b: in_fp16(a.flip(1), b.flip(0))))
+
+
 def without_subnormal(a: torch.Tensor, b: torch.Tensor, of_b: bool, every: int) -> torch.Tensor:
     """The same with zeros in the place of one operand's subnormal numbers."""
     least = torch.finfo(a.dtype).smallest_normal

@@ -27,8 +27,9 @@ FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
 """Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
 FAR_SHARE = 8
 """On a CPU the others are at most the CPU's divided by this."""
-FAR_NOISE = 4.0
-"""Times what rounding does, at those sizes: a kernel may sum in one chain there, whose error grows with its terms."""
+CHAIN_NOISE = 128.0
+MOSTLY_EQUAL = (Distribution.CONSTANT, Distribution.SPARSE)
+"""Times what rounding does where most values are the same, by as much each time: sums in one chain err so."""
 OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
 """Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30
@@ -268,7 +269,11 @@ class OwnCases(Cases):
     def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> Case:
         of, values = task or self.task, distribution or Distribution.NORMAL
         key = f"{of} {values} {name}"
-        return self._get(key, lambda: self._case(of, self._draw(of, key, values)))
+        noise = CHAIN_NOISE if values in MOSTLY_EQUAL else 1.0
+        if of in self.far:  # the error of one chain grows with its terms
+            times = [size / shown for (_, size), (_, shown) in zip(of.sizes, self.task.sizes, strict=True)]
+            noise = min(CHAIN_NOISE, max(noise, *times))
+        return self._get(key, lambda: self._case(of, self._draw(of, key, values), noise))
 
     def timed(self, index: int) -> Case:
         return self._alike(self.drawn("seed 0"), self._draw(self.task, f"timed {index}"))
@@ -317,13 +322,13 @@ class OwnCases(Cases):
         except RuntimeError:  # a factorisation that finds no numbers
             return None
 
-    def _case(self, task: Task, tensors: Tensors) -> Case:
+    def _case(self, task: Task, tensors: Tensors, noise: float = 1.0) -> Case:
         home = self._computes_on(task)
         given = {name: tensor.to(home) for name, tensor in tensors.items()}
         if home.type != "cpu":
             self._require_same_as_on_the_cpu()
         with _threads_for(task), in_full_precision():
-            found = bounds(self._known.bind(dict(task.sizes)), given, FAR_NOISE if task in self.far else 1.0)
+            found = bounds(self._known.bind(dict(task.sizes)), given, noise)
         return Case(task, self._placed(given), tuple(bound.to(self.device) for bound in found))
 
     def _alike(self, known: Case, tensors: Tensors) -> Case:

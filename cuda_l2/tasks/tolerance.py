@@ -25,9 +25,11 @@ EAGER_FACTOR = 1.25
 ROUNDING = 2.0**-24
 ROUNDING_FACTOR = 16.0
 SAME_WAY_FACTOR = 128.0
-DRAWS = 3
-CHOICE_ROUNDING = 16 * ROUNDING
-"""How far inputs are moved to see which integers rounding decides."""
+CHAIN, MOST_CHAINED = 64, 32.0
+"""Terms of one chain for which the first factor is five times its error, which grows with their number, as what inputs
+moved at random do grows with its root; and the most that this root counts."""
+DRAWS, DRAWS_FOR_ONE = 3, 12
+"""The second where a result is a single number, which a few draws may move by little."""
 FREE_FACTOR = 4.0
 """Integers that rounding decides may be of any size up to this many times the reference's: an index far beyond a tensor
 is no answer."""
@@ -132,9 +134,10 @@ class Bounds:
 def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float = 1.0) -> tuple[Bounds, ...]:
     """What each output may be on these tensors. The function works in the type of its arguments; they are kept.
 
-    noise: times what rounding is taken to do.
+    noise: times 2^-24 that inputs are moved by.
     """
     warm_vector_math()
+    move, given = ROUNDING * noise, sum(tensor.numel() for tensor in tensors.values())
     with torch.no_grad():
         eager = function(**{name: tensor.clone() for name, tensor in tensors.items()})
         exact = function(**widened(tensors))
@@ -143,14 +146,20 @@ def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float
                 raise ValueError(f"the reference gives {_kind(output)} but in fp64 {_kind(right)}")
         device = exact[0].device
         generator = torch.Generator(device).manual_seed(0)
-        moved = [function(**_moved(tensors, ROUNDING, generator)) for _ in range(DRAWS)]
-        moved_up = function(**_moved(tensors, ROUNDING, None))
+        draws = DRAWS_FOR_ONE if any(output.numel() == 1 for output in exact) else DRAWS
+        moved = [function(**_moved(tensors, move, generator)) for _ in range(draws)]
+        moved_up = function(**_moved(tensors, move))
         choices: list[Sequence[torch.Tensor]] = []
         if not all(output.dtype.is_floating_point and output.isfinite().all() for output in eager):
-            choices = [function(**_moved(tensors, CHOICE_ROUNDING, generator)) for _ in range(DRAWS)]
+            choices = [function(**_moved(tensors, sign * SAME_WAY_FACTOR * move)) for sign in (1, -1)]
+            for _ in range(DRAWS):
+                state = generator.get_state()
+                for sign in (1, -1):  # what stands at a border crosses it one way or the other
+                    generator.set_state(state)
+                    choices.append(function(**_moved(tensors, sign * ROUNDING_FACTOR * move, generator)))
     return tuple(
         _bounds(
-            *(eager[i], exact[i], noise),
+            *(eager[i], exact[i], given / max(1, exact[i].numel()), SAME_WAY_FACTOR * move),
             *([results[i] for results in runs] for runs in ((*moved, moved_up), choices)),
         )
         for i in range(len(exact))
@@ -160,10 +169,12 @@ def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float
 def _bounds(
     eager: torch.Tensor,
     exact: torch.Tensor,
-    noise: float,
+    terms: float,
+    share: float,
     moved: Sequence[torch.Tensor],
     choices: Sequence[torch.Tensor],
 ) -> Bounds:
+    """terms: about how many inputs an element sums, at least. share: what rounding may do to a result, of itself."""
     dtype = eager.dtype
     if not dtype.is_floating_point:
         free = eager != exact
@@ -180,14 +191,15 @@ def _bounds(
         free |= _kinds(other.to(dtype)) != kind
     measured = finite & ~free
     eager_rms, eager_max, _ = _errors(eager, exact, measured)
-    factors = [*[ROUNDING_FACTOR] * (len(moved) - 1), SAME_WAY_FACTOR]
+    chained = min(MOST_CHAINED, max(1.0, terms / CHAIN) ** 0.5)
+    factors = [*[ROUNDING_FACTOR * chained] * (len(moved) - 1), SAME_WAY_FACTOR]
     noises = []
     for factor, other in zip(factors, moved, strict=True):
         rms, most, _ = _errors(other, exact, measured)
         noises.append((factor * rms, factor * most))
     result_rms, result_max, _ = _errors(torch.zeros_like(exact), exact, measured)
-    noises.append((ROUNDING_FACTOR * ROUNDING * result_rms, ROUNDING_FACTOR * ROUNDING * result_max))
-    rms_noise, max_noise = (noise * max(each) for each in zip(*noises, strict=True))
+    noises.append((share * result_rms, share * result_max))
+    rms_noise, max_noise = (max(each) for each in zip(*noises, strict=True))
     rounding_rms, _, _ = _errors(rounded, exact, measured)
     max_allowed = EAGER_FACTOR * eager_max + max_noise + _step(result_max, dtype)
     return Bounds(
@@ -245,7 +257,7 @@ def widened(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _moved(
-    tensors: Mapping[str, torch.Tensor], relative: float, generator: torch.Generator | None
+    tensors: Mapping[str, torch.Tensor], relative: float, generator: torch.Generator | None = None
 ) -> dict[str, torch.Tensor]:
     """In fp64, each number moved by this share of itself: up or down at random, up without a generator."""
     wide = widened(tensors)

@@ -10,7 +10,7 @@ _GPU = {"batch": 32, "channels": 64, "filters": 128, "height": 128, "width": 128
 _IMAGE = {"x": normal("batch channels height width")}
 _FILTERS = {"w": normal("filters channels window window", "channels*window*window")}
 _FLOPS = "2*batch*filters*channels*height*width*window*window"
-_PLAIN: Fields = {"cpu": _CPU, "gpu": _GPU, "rigid": ("window",), "flops": _FLOPS}
+_PLAIN: Fields = {"cpu": _CPU, "gpu": _GPU, "rigid": ("window",), "flops": _FLOPS, "indefinite": ("w",)}
 
 
 TASKS = (
@@ -23,6 +23,7 @@ TASKS = (
         {"w": normal("filters channels window", "channels*window")},
         flops="2*batch*filters*channels*length*window",
         rigid=("window",),
+        indefinite=("w",),
     ),
     Definition("conv2d", lambda x, w: F.conv2d(x, w, padding=1), _IMAGE, weights=_FILTERS, **_PLAIN),
     Definition(
@@ -55,7 +56,7 @@ TASKS = (
             "gain": normal("filters"),
             "shift": normal("filters"),
         },
-        **_PLAIN,
+        **{**_PLAIN, "indefinite": ("w", "gain")},
     ),
     Definition(
         "conv2d_grouped",
@@ -66,6 +67,7 @@ TASKS = (
         {"w": normal("groups*filters channels 3 3", "channels*9")},
         flops="18*batch*groups*filters*channels*height*width",
         rigid=("groups",),
+        indefinite=("w",),
     ),
     Definition(
         "conv2d_depthwise",
@@ -103,6 +105,7 @@ TASKS = (
         {"batch": 8, "channels": 32, "filters": 64, "depth": 16, "height": 64, "width": 64},
         {"w": normal("filters channels 3 3 3", "channels*27")},
         flops="54*batch*filters*channels*depth*height*width",
+        indefinite=("w",),
     ),
     Definition(
         "causal_depthwise_conv1d",
@@ -113,5 +116,6 @@ TASKS = (
         {"w": normal("channels 1 window", "window")},
         flops="2*batch*channels*length*window",
         rigid=("window",),
+        indefinite=("w",),
     ),
 )

@@ -105,6 +105,7 @@ TASKS = (
         {"rows": 64, "others": 80, "inner": 32},
         {"rows": 8192, "others": 8192, "inner": 128},
         flops="2*rows*others*inner",
+        indefinite=("x", "y"),
     ),
     Definition(
         "bilinear_form",

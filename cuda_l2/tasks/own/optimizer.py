@@ -109,5 +109,6 @@ TASKS = (
         {"parameter": normal("count"), "average": normal("count")},
         **_SIZES,
         flops="2*count",
+        indefinite=("average",),
     ),
 )

@@ -77,6 +77,7 @@ TASKS = (
         **_IMAGES,
         weights=_CHANNEL_AFFINE,
         flops="7*batch*channels*height*width",
+        indefinite=("gain",),
     ),
     Definition("max_pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), _IMAGE, **_IMAGES),
     Definition("average_pool2d", lambda x: F.avg_pool2d(x, 2), _IMAGE, **_IMAGES),
