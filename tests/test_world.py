@@ -206,6 +206,29 @@ def test_builds_of_the_next_group_begin_before_a_group_is_judged(world, tmp_path
     assert len(begun) > rig.group
 
 
+def test_whether_a_task_fits_is_asked_when_the_one_before_has_given_its_memory_back(world, tmp_path) -> None:
+    class Full(RecordedRig):
+        """Has room for one task, and none for the second ever."""
+
+        held = 0
+
+        def open(self, task: Any, seed: int, *, both_layouts: bool = False) -> Any:
+            bench = super().open(task, seed)
+            self.held += 1
+            bench.close = lambda: setattr(self, "held", self.held - 1)  # type: ignore[method-assign]
+            return bench
+
+        def require_feasible(self, task: Any) -> None:
+            if self.held or task == world.tasks[1]:
+                raise UserError(f"{task} does not fit")
+
+    said, out = list[str](), tmp_path / "world.parquet"
+    with Recorder(out, Full(world), {}, said.append) as recorder:
+        recorder.record(list(world.tasks), pool(list(world.tasks), TARGET, 40, 0), 20)
+    assert [line for line in said if "left out" in line] == [f"left out: {world.tasks[1]} does not fit"]
+    assert set(read(out).by_task) == {str(task) for task in world.tasks} - {str(world.tasks[1])}
+
+
 def test_an_interrupted_recording_leaves_a_world_of_what_it_has(world, tmp_path) -> None:
     with pytest.raises(Killed):
         record(Counting(world, most=20), tmp_path / "world.parquet")

@@ -6,7 +6,7 @@ it is interrupted, and a killed run goes on from both.
 
 import contextlib
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,12 @@ MOST_MISSES = 100
 PARENTS = 6
 """The fastest of a task, of which more are drawn."""
 NEAR_GROUP = 16
-"""At most so many of these are drawn at once: each group knows what came of the one before the last."""
+"""The most of these that are drawn at once: each group knows what came of the one before the last."""
 
 Entry = tuple[Family, Values]
 """A schedule of the pool."""
-Found = dict[str, dict[tuple[str, str, Values], Row]]
-"""Measurements by task and key."""
+Known = dict[tuple[str, str, Values], Row]
+"""Measurements of one task by key; they grow meanwhile."""
 
 
 class Journal(RunFile[Row]):
@@ -129,20 +129,25 @@ class Recorder(Closing):
 
     def record(self, tasks: Sequence[Task], entries: Sequence[Entry], near: int = 0, seed: int = 0) -> None:
         """Measure what is not yet known of these tasks: the pool, then `near` schedules of each like its fastest."""
-        found: Found = {}
+        found: dict[str, Known] = defaultdict(dict)
         for row in self.rows:
-            found.setdefault(row.task, {})[row.key] = row
+            found[row.task][row.key] = row
         places = {task: number for number, task in enumerate(tasks, 1)}
         work, untimed = self._work(tasks, entries, found, near, np.random.default_rng([seed, 1])), 0
         for task, groups in itertools.groupby(self._prefetched(work), lambda each: each[0]):
-            measured = 0
+            try:
+                self._rig.require_feasible(task)  # not before: the task ahead has given its memory back now
+            except UserError as error:
+                self._say(f"left out: {error}")
+                continue
+            wanted = measured = 0
             with Evaluator(task, self._rig) as evaluator:
                 for _, group in groups:
-                    before = measured
+                    wanted += len(group)
                     for row in self._measured(evaluator, group):
-                        found.setdefault(row.task, {})[row.key] = row
+                        found[row.task][row.key] = row
                         measured += 1
-                    untimed += len(group) - (measured - before)
+            untimed += wanted - measured
             self._say(f"{task}, {places[task]} of {len(tasks)}: {counted(measured, 'schedule')} measured")
         if untimed:
             self._say(f"{counted(untimed, 'schedule')} not timed, as the machine was busy: the same command goes on")
@@ -160,39 +165,36 @@ class Recorder(Closing):
             self._journal.close()
 
     def _work(
-        self, tasks: Sequence[Task], entries: Sequence[Entry], found: Found, near: int, rng: np.random.Generator
+        self,
+        tasks: Sequence[Task],
+        entries: Sequence[Entry],
+        found: dict[str, Known],
+        near: int,
+        rng: np.random.Generator,
     ) -> Iterator[tuple[Task, list[Candidate]]]:
-        """What is to be measured, group by group. found: grows meanwhile."""
+        """What is to be measured, group by group. found: measurements by task."""
         for task in tasks:
-            schedules, known = schedules_for(task, self._rig.target, entries), found.get(str(task), {})
+            schedules, known = schedules_for(task, self._rig.target, entries), found[str(task)]
             new = [each for each in schedules if (str(task), each.family.name, each.values) not in known]
-            try:
-                self._rig.require_feasible(task)
-            except UserError as error:
-                if new:
-                    self._say(f"left out: {error}")
-                continue
             for start in range(0, len(new), self._rig.group):
                 yield task, [each.family.render(each, "record") for each in new[start : start + self._rig.group]]
-            for group in self._near(task, schedules, found, near, rng):
+            for group in self._near(task, schedules, known, near, rng):
                 yield task, group
 
     def _near(
-        self, task: Task, schedules: Sequence[Schedule], found: Found, count: int, rng: np.random.Generator
+        self, task: Task, schedules: Sequence[Schedule], known: Known, count: int, rng: np.random.Generator
     ) -> Iterator[list[Candidate]]:
         """Groups of schedules, `count` in all with those known, that differ from the fastest in one to three choices.
 
         A group is drawn before the one ahead of it is judged; an empty one stands where nothing is known yet.
         """
         met = {(str(task), each.family.name, each.values) for each in schedules}
-        left = count - len(found.get(str(task), {}).keys() - met)
+        waited, left = False, count - len(known.keys() - met)
         spaces = {
             family.name: FamilySpace(family, task, self._rig.target) for family in _serving(task, self._rig.target)
         }
-        waited = False
         while left > 0:
-            rows = found.get(str(task), {})
-            best = sorted((row for row in rows.values() if row.measured), key=lambda row: row.latency_us)[:PARENTS]
+            best = sorted((row for row in known.values() if row.measured), key=lambda row: row.latency_us)[:PARENTS]
             if not best and waited:
                 return
             group, misses = list[Candidate](), 0
@@ -200,7 +202,7 @@ class Recorder(Closing):
                 row = best[int(rng.integers(len(best)))]
                 values = mutated(spaces[row.family], row.schedule, rng)
                 key = row.task, row.family, values
-                if key in met or key in rows:
+                if key in met or key in known:
                     misses += 1
                     continue
                 met.add(key)

@@ -27,9 +27,10 @@ FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
 """Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
 FAR_SHARE = 8
 """On a CPU the others are at most the CPU's divided by this."""
-CHAIN_NOISE = 128.0
 MOSTLY_EQUAL = (Distribution.CONSTANT, Distribution.SPARSE)
-"""Times what rounding does where most values are the same, by as much each time: sums in one chain err so."""
+CHAIN_NOISE = 128.0
+"""Times as far inputs are moved, to see what rounding may do, where most values are the same: the terms of one chain
+round the same way there. The most at sizes far from those shown."""
 OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
 """Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30

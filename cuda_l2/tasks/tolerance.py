@@ -3,7 +3,8 @@
 The reference runs in fp64: the exact result. It runs in the task's type, as PyTorch does: eager's own error. It runs in
 fp64 on inputs moved by half a unit in the last place of fp32: what no order of fp32 sums can be blamed for, times a
 factor, since a sum of many terms rounds more than once. Inputs are moved each up or down at random, and all up: sums of
-numbers of one sign may round the same way again and again, 128 times here. Results may be moved as inputs are: where
+numbers of one sign may round the same way again and again, 128 times here. What random moves do counts 16 times, and
+more where an element sums many inputs, since one chain's error grows faster. Results may be moved as inputs are: where
 inputs are small, what is computed from them rounds all the same, as exponentials near one do. Sums in less than fp32
 move results thousands of times as far. Nothing is asked of elements that this takes across the border to infinity.
 
@@ -28,8 +29,7 @@ SAME_WAY_FACTOR = 128.0
 CHAIN, MOST_CHAINED = 64, 32.0
 """Terms of one chain for which the first factor is five times its error, which grows with their number, as what inputs
 moved at random do grows with its root; and the most that this root counts."""
-DRAWS, DRAWS_FOR_ONE = 3, 12
-"""The second where a result is a single number, which a few draws may move by little."""
+DRAWS = 3
 FREE_FACTOR = 4.0
 """Integers that rounding decides may be of any size up to this many times the reference's: an index far beyond a tensor
 is no answer."""
@@ -134,10 +134,10 @@ class Bounds:
 def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float = 1.0) -> tuple[Bounds, ...]:
     """What each output may be on these tensors. The function works in the type of its arguments; they are kept.
 
-    noise: times 2^-24 that inputs are moved by.
+    noise: times 2^-24 that inputs are moved by. Not where a tensor without dimensions is all that comes out: such sums
+    are asked to be made in parts, since one chain errs more there than inputs of less precision do.
     """
     warm_vector_math()
-    move, given = ROUNDING * noise, sum(tensor.numel() for tensor in tensors.values())
     with torch.no_grad():
         eager = function(**{name: tensor.clone() for name, tensor in tensors.items()})
         exact = function(**widened(tensors))
@@ -146,35 +146,41 @@ def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float
                 raise ValueError(f"the reference gives {_kind(output)} but in fp64 {_kind(right)}")
         device = exact[0].device
         generator = torch.Generator(device).manual_seed(0)
-        draws = DRAWS_FOR_ONE if any(output.numel() == 1 for output in exact) else DRAWS
-        moved = [function(**_moved(tensors, move, generator)) for _ in range(draws)]
+        one, given = not any(output.dim() for output in exact), sum(tensor.numel() for tensor in tensors.values())
+        move = ROUNDING if one else ROUNDING * noise
+        moved = [function(**_moved(tensors, move, generator)) for _ in range(DRAWS)]
         moved_up = function(**_moved(tensors, move))
-        choices: list[Sequence[torch.Tensor]] = []
+        choices, borders = list[Sequence[torch.Tensor]](), list[Sequence[torch.Tensor]]()
         if not all(output.dtype.is_floating_point and output.isfinite().all() for output in eager):
-            choices = [function(**_moved(tensors, sign * SAME_WAY_FACTOR * move)) for sign in (1, -1)]
             for _ in range(DRAWS):
                 state = generator.get_state()
-                for sign in (1, -1):  # what stands at a border crosses it one way or the other
-                    generator.set_state(state)
-                    choices.append(function(**_moved(tensors, sign * ROUNDING_FACTOR * move, generator)))
-    return tuple(
-        _bounds(
-            *(eager[i], exact[i], given / max(1, exact[i].numel()), SAME_WAY_FACTOR * move),
-            *([results[i] for results in runs] for runs in ((*moved, moved_up), choices)),
-        )
-        for i in range(len(exact))
-    )
+                choices.append(function(**_moved(tensors, ROUNDING_FACTOR * move, generator)))
+                generator.set_state(state)  # what stands at a border crosses it one way or the other
+                borders.append(function(**_moved(tensors, -ROUNDING_FACTOR * move, generator)))
+            borders += [function(**_moved(tensors, sign * SAME_WAY_FACTOR * move)) for sign in (1, -1)]
+    found = []
+    for i, right in enumerate(exact):
+        terms = given / max(1, right.numel())
+        chained = 1.0 if one else min(MOST_CHAINED, max(1.0, terms / CHAIN) ** 0.5)
+        share = move * (SAME_WAY_FACTOR if terms <= CHAIN and not one else ROUNDING_FACTOR)
+        own = ([results[i] for results in each] for each in ((*moved, moved_up), choices, borders))
+        found.append(_bounds(eager[i], right, chained, share, *own))
+    return tuple(found)
 
 
 def _bounds(
     eager: torch.Tensor,
     exact: torch.Tensor,
-    terms: float,
+    chained: float,
     share: float,
     moved: Sequence[torch.Tensor],
     choices: Sequence[torch.Tensor],
+    borders: Sequence[torch.Tensor],
 ) -> Bounds:
-    """terms: about how many inputs an element sums, at least. share: what rounding may do to a result, of itself."""
+    """chained: times ROUNDING_FACTOR. share: what rounding may do to a result, of itself.
+
+    borders: more results, in which other numbers may be infinities.
+    """
     dtype = eager.dtype
     if not dtype.is_floating_point:
         free = eager != exact
@@ -187,11 +193,10 @@ def _bounds(
     finite = rounded.isfinite()
     kind = _kinds(rounded)
     free = _kinds(eager) != kind  # PyTorch itself overflows there, or rounding decides
-    for other in (*moved, *choices):
+    for other in (*moved, *choices, *borders):
         free |= _kinds(other.to(dtype)) != kind
     measured = finite & ~free
     eager_rms, eager_max, _ = _errors(eager, exact, measured)
-    chained = min(MOST_CHAINED, max(1.0, terms / CHAIN) ** 0.5)
     factors = [*[ROUNDING_FACTOR * chained] * (len(moved) - 1), SAME_WAY_FACTOR]
     noises = []
     for factor, other in zip(factors, moved, strict=True):

@@ -40,11 +40,11 @@ class Statics(CpuCheck):
 
         begins = [Seen(*session.statics())]
         found: tuple[list[Seen], list[Seen]] = [], []
+        if not any(map(len, begins[0])):
+            return
         for _ in range(BEFORE):
             session.launch(other, keep=True)
         begins.append(Seen(*session.statics()))
-        if not any(map(len, begins[0])):
-            return
 
         def repeat(count: int) -> None:
             """What is there after as many pairs of equal launches from either beginning, by turns: clocks go on."""
