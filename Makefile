@@ -21,7 +21,7 @@ PAGES := jinja2 matplotlib starlette uvicorn
 # an index with torch's CPU builds; the usual one may have torch for Linux with gigabytes of CUDA alone
 TORCH_INDEX ?=
 
-.PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables report wheel clean
+.PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables tables-fp32 tables-fp16 report wheel clean
 
 setup: $(VENV)/.run
 
@@ -67,13 +67,16 @@ wheel: $(VENV)/.dev
 	$(PIP) wheel . --no-deps --no-build-isolation --wheel-dir dist
 
 # An interrupted run goes on from the results.jsonl that its folder holds. On N GPUS each measures a part of the shapes.
+# With make -j2 both tables' shapes take turns on each GPU, so that neither's start leaves it idle.
 # CHOICES: the algorithms that cuBLASLt's tuning chose, of one kind of GPU, driver and library; another file for others.
 GPUS ?= 1
 CHOICES ?= results/h200/cublaslt.jsonl.gz
 TABLES = $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices $(CHOICES) \
   $(if $(filter-out 1,$(GPUS)),--workers $(GPUS))
-tables: $(VENV)/.run
+tables: tables-fp32 tables-fp16
+tables-fp32: $(VENV)/.run
 	$(TABLES) --protocols offline,rotating,server --out results/h200/grid-fp32
+tables-fp16: $(VENV)/.run
 	$(TABLES) --accumulate fp16 --arms cuBLASLt-AutoTuning --out results/h200/grid-fp16
 
 clean:

@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import fcntl
 import json
 import math
 import os
@@ -46,6 +47,7 @@ from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Header, Measure
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.runs.sweep import Sweep
 from cuda_l2.search import search
+from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
 
 SCHEDULES = Path(__file__).parent.parent / "results" / "h200" / "schedules.csv"
@@ -511,6 +513,37 @@ def test_the_least_time_of_a_grid_counts_launches_at_the_peak_and_leaves_out_wha
         launch_s = sweep.rig.target.bound_us(large) * 1e-6
     assert (one, none, none_s) == (1, 0, 0) and 1 < short_s < 2
     assert long_s == pytest.approx(1 + CPU_PROTOCOLS["offline"].min_rounds * 2 * launch_s)
+
+
+def test_two_runs_do_not_disturb_each_other(tmp_path, monkeypatch) -> None:
+    """From the question whether its memory is free to its last time a shape has the machine."""
+    with (
+        Sweep(SweepSettings(target="cpu", baselines_only=True)) as sweep,
+        ResultsFile(tmp_path / RESULTS, sweep.header([Gemm(8, 8, 8)])) as results,
+    ):
+        met = []
+
+        def noted(step):
+            def noting(*arguments, **named_):
+                met.append((step.__name__, _machine_is_held()))
+                return step(*arguments, **named_)
+
+            return noting
+
+        for name in ("require_feasible", "open"):
+            monkeypatch.setattr(sweep.rig, name, noted(getattr(sweep.rig, name)))
+        assert sweep.run([Gemm(8, 8, 8)], results)
+        assert not _machine_is_held()
+    assert set(met) == {("require_feasible", True), ("open", True)}
+
+
+def _machine_is_held() -> bool:
+    with (paths.cache_dir() / "machine.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_parts_measured_apart_make_one_table(tmp_path) -> None:

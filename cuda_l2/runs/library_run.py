@@ -19,7 +19,6 @@ from cuda_l2.records import BuildStatus, Candidate, Gemm, Timing
 from cuda_l2.rigs import Rig
 from cuda_l2.runs.results import KernelFigures
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.lock import machine_lock
 
 Timed = tuple[Row, Candidate, Timing]
 MOST_CORES = 16
@@ -73,7 +72,8 @@ class Library:
         """Protocol by protocol, what the table has for a shape that it serves, the fastest plain launch first.
 
         All that was chosen back to back under `offline`; under others what would be used: the fastest plain launch and
-        the fastest of all, or where single launches are timed the fastest cold one, if the table has one.
+        the fastest of all, or where single launches are timed the fastest cold one, if the table has one. The caller
+        holds the GPU's lock.
         """
         rows = sorted(self._rows[gemm.any_layout], key=lambda row: (row.edge == PROGRAMMATIC, row.us))
         candidates = [row.candidate(rig.target) for row in rows]
@@ -90,8 +90,7 @@ class Library:
                     f"{row.gemm.layout} {row.edge}": Kernel(candidate, build, row.gemm.layout)
                     for row, candidate, build in timed
                 }
-                with machine_lock(rig.gpu):
-                    timings = bench.time_kernels(kernels, brief(protocol))
+                timings = bench.time_kernels(kernels, brief(protocol))
                 pairs = zip(timed, timings.values(), strict=True)
                 yield [(row, candidate, timing) for (row, candidate, _), timing in pairs]
 

@@ -176,16 +176,17 @@ class Sweep(Closing):
         missing = list(protocols)
         status, reason = FAILED, ""
         try:
-            self._require_feasible(gemm)
-            measured = self._report_kernel if self._kernels else self._report_baselines
-            measured = self._report_library if self._library else measured
-            start = time.perf_counter()
-            for measurement in measured(gemm, protocols, results, lambda stage: on_stage(gemm, stage)):
-                arms = self._described(gemm, measurement.timing)
-                missing.remove(measurement.protocol)
-                created = measurement.created or now()
-                yield replace(measurement, arms=arms, created=created, seconds=time.perf_counter() - start)
+            with self._alone(gemm):
+                self._require_feasible(gemm)
+                measured = self._report_kernel if self._kernels else self._report_baselines
+                measured = self._report_library if self._library else measured
                 start = time.perf_counter()
+                for measurement in measured(gemm, protocols, results, lambda stage: on_stage(gemm, stage)):
+                    arms = self._described(gemm, measurement.timing)
+                    missing.remove(measurement.protocol)
+                    created = measurement.created or now()
+                    yield replace(measurement, arms=arms, created=created, seconds=time.perf_counter() - start)
+                    start = time.perf_counter()
         except EndOfRunError as error:
             raise EndOfRunError(f"{gemm}: {error}") from error
         except _CannotMeasure as error:
@@ -194,6 +195,20 @@ class Sweep(Closing):
             reason = " ".join(str(error).split()) or type(error).__name__
         for name in missing:
             yield Measurement(gemm, name, status, reason, created=now())
+
+    @contextlib.contextmanager
+    def _alone(self, gemm: Gemm) -> Iterator[None]:
+        """Hold the machine or GPU for all of a shape: memory and the inputs' drawing disturb who measures there too.
+
+        Not while kernels are built. Where kernels are searched for or verified, each such part takes it for itself.
+        """
+        with contextlib.ExitStack() as held:
+            if self._library:
+                for built in self.rig.prefetch(self._library.candidates(gemm, self.rig.target)):
+                    built()
+            if not self._kernels:
+                held.enter_context(machine_lock(self.rig.gpu))
+            yield
 
     def _require_feasible(self, gemm: Gemm) -> None:
         try:
@@ -207,8 +222,7 @@ class Sweep(Closing):
         with self.rig.open(gemm, secrets.randbits(48)) as bench:
             for name in protocols:
                 on_stage(name)
-                with machine_lock(self.rig.gpu):
-                    timing = bench.time_baselines(self.rig.protocols[name])
+                timing = bench.time_baselines(self.rig.protocols[name])
                 yield Measurement(gemm, name, str(timing.status), timing.reason, timing)
 
     def _report_kernel(
