@@ -72,7 +72,7 @@ def test_a_closed_shapes_memory_is_free_again(gpu) -> None:
         assert trial.status == "measured", trial.reason
         arena = gpu.workers.get(evaluator._bench._arena(rotates=False)).arena
         held, _ = torch.cuda.mem_get_info()
-    assert gpu.workers._current.arena is None
+    assert all(worker.arena is None for worker in gpu.workers._used.values())
     free, _ = torch.cuda.mem_get_info()
     assert free - held >= 0.9 * sum(buffer.size for buffer in arena.buffers.values())
 

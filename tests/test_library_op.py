@@ -5,12 +5,16 @@ import ctypes
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fake_driver import STREAM, FakeDriver, fake_driver
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 
 from cuda_l2 import contract
 from cuda_l2.library.deploy import calls, entries, native
@@ -164,6 +168,105 @@ def test_ranks_types_and_layouts_find_their_entry(driver, shape, dtype, leading,
     if transposed:
         assert calls.linear(a, b.t()).shape == (*leading, 24)
         assert fake["launch_count"] == 2
+
+
+def test_a_plain_call_does_without_torchs_dispatcher(driver, monkeypatch) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    direct(fake, library, "33x24x16:tn")
+    for name in ("DIRECT_PRODUCT", "DIRECT_LINEAR"):
+        monkeypatch.setattr(calls, name, None)
+    a, b = operands(33, 24, 16)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            for c in (calls.matmul(a, b), calls.linear(a, b.t().contiguous())):
+                assert type(c) is torch.Tensor and c.shape == (33, 24) and c.dtype == HALF and not c.requires_grad
+                assert c._use_count() == 1
+                assert c.is_inference() == (mode is torch.inference_mode)
+    assert fake["launch_count"] == 6 and library.counts()["vendor"] == 0
+    with torch.no_grad():  # a module's weight
+        assert calls.linear(a, torch.nn.Parameter(b.t().contiguous())).shape == (33, 24)
+    assert fake["launch_count"] == 7
+    gone = weakref.ref(calls.matmul(a, b))
+    assert gone() is None
+
+
+class Marked(torch.Tensor):
+    """A subclass, which may stand for anything."""
+
+
+def unusual(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Calls that only torch's dispatcher sees for what they are."""
+    negative = torch._neg_view(a)
+    quick = calls.QUICK_PRODUCT
+
+    def in_mode(mode: Any) -> object:
+        with mode:
+            return quick(a, b)
+
+    def traced() -> object:
+        found = []
+        torch.jit.trace(lambda a, b: (found.append(quick(a, b)), a)[1], (a, b), check_trace=False)
+        return found[0]
+
+    def forward_mode() -> object:
+        with forward_ad.dual_level():
+            return quick(forward_ad.make_dual(a, a), b)
+
+    def batched() -> object:
+        found = []
+        torch.vmap(lambda a: (found.append(quick(a, b)), a)[1])(a[None])
+        return found[0]
+
+    def functional() -> object:
+        found = []
+        torch.func.grad(lambda a: (found.append(quick(a, b)), a.sum())[1])(a)
+        return found[0]
+
+    return {
+        "a gradient": lambda: quick(a, b.clone().requires_grad_()),
+        "autocast": lambda: in_mode(torch.autocast("cpu", dtype=BFLOAT)),
+        "a dispatch mode": lambda: in_mode(FakeTensorMode(allow_non_fake_inputs=True)),
+        "a trace": traced,
+        "forward mode": forward_mode,
+        "vmap": batched,
+        "grad": functional,
+        "a negative view": lambda: quick(negative, b),
+        "a subclass": lambda: quick(a.as_subclass(Marked), b),
+        "meta": lambda: quick(a.to("meta"), b.to("meta")),
+        "sparse": lambda: quick(a.to_sparse(), b),
+        "no tensor": lambda: quick(a, 3.0),
+        "one operand": lambda: quick(a),
+        "another type": lambda: quick(a, b.float()),
+        "no entry": lambda: quick(a[:5], b),
+    }
+
+
+@pytest.mark.parametrize("which", unusual(*operands(33, 24, 16)))
+def test_what_is_out_of_the_ordinary_goes_through_the_dispatcher(driver, which) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    assert unusual(*operands(33, 24, 16))[which]() is None and fake["launch_count"] == 0
+
+
+def test_constants_go_through_the_dispatcher_which_sees_what_writes_them(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    library.constant(b._cdata)
+    try:
+        assert calls.QUICK_PRODUCT(a, b) is None and fake["launch_count"] == 0
+        assert calls.matmul(a, b).shape == (33, 24) and fake["launch_count"] == 1
+    finally:
+        library.variable(b._cdata)
+    assert calls.QUICK_PRODUCT(a, b) is not None
+
+
+@pytest.mark.parametrize("missing", ["WRAP", "AUTOCASTS"])
+def test_without_a_function_of_torchs_the_dispatcher_serves_all(driver, monkeypatch, missing) -> None:
+    _, library = driver
+    monkeypatch.setattr(native, missing, "_ZNot_there")
+    assert library.quick(transposed=False) is None
 
 
 def test_tensor_maps_are_encoded_once_per_pointer(driver) -> None:

@@ -29,7 +29,7 @@ def in_c(target) -> Kernel:
 
 @pytest.fixture
 def through_ctypes(target, monkeypatch) -> Kernel:
-    monkeypatch.setattr(library_product, "_extension", lambda: None)
+    monkeypatch.setattr(library_product, "extension", lambda: None)
     return default_kernel(GEMM, target)
 
 
@@ -301,7 +301,7 @@ def test_a_fork_waits_for_the_call_of_another_thread(in_c) -> None:
 
 def test_without_pythons_headers_calls_go_on_after_one_warning(target, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(library_product.sysconfig, "get_path", lambda name: str(tmp_path))
-    library_product._extension.cache_clear()
+    library_product.extension.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match=r"several microseconds slower.*Python\.h is missing.*python3-dev"):
             kernel = default_kernel(GEMM, target)
@@ -309,19 +309,19 @@ def test_without_pythons_headers_calls_go_on_after_one_warning(target, monkeypat
             warnings.simplefilter("error")
             again = default_kernel(GEMM, target)
     finally:
-        library_product._extension.cache_clear()
+        library_product.extension.cache_clear()
     a, b = operands()
     assert close(kernel(a, b), a, b) and torch.equal(kernel(a, b), again(a, b))
 
 
 def test_a_torch_without_dlpacks_functions_is_named(monkeypatch) -> None:
     monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
-    library_product._extension.cache_clear()
+    library_product.extension.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match=r"install torch 2\.10"):
-            assert library_product._extension() is None
+            assert library_product.extension() is None
     finally:
-        library_product._extension.cache_clear()
+        library_product.extension.cache_clear()
 
 
 def test_a_call_that_does_nothing_is_measured_once() -> None:

@@ -548,3 +548,18 @@ def test_a_size_several_times_as_large_may_need_more_than_there_is(where: str, w
     session: Any = SimpleNamespace(cases=cases, serves=lambda task: True, launch=refused, device="cpu")
     with contextlib.nullcontext() if where == "far" else pytest.raises((Fault, CheckFailed), match=what):
         shapes.CHECK.run(session)
+
+
+@pytest.mark.parametrize("of_b", [False, True])
+@pytest.mark.parametrize("shape", ["64x64x72", "40x33x72:tn", "64x40x72:bf16"])
+def test_zero_times_an_element_behind_k_shows_whatever_was_drawn(shape, of_b) -> None:
+    """As where the last slice of K holds a part of the one before, and the other operand's zeros."""
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        stale = b[40:64].float().sum(0) if of_b else a[:, 40:64].float().sum(1)[:, None]
+        return (a.float() @ b.float() + 0 * stale).to(a.dtype)
+
+    for seed in range(12):
+        session = InProcess(ProductCases(Gemm.parse(shape), seed, CpuReferences()), multiply)
+        with pytest.raises(CheckFailed, match=f"a {'column of B' if of_b else 'row'} with infinity values"):
+            special._require_right_rows(session, session.cases)

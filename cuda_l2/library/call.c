@@ -7,20 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* DLPack 1.x, as dlpack.h has it. */
-typedef struct {
-    void *data;
-    struct {
-        int32_t type, id;
-    } device;
-    int32_t ndim;
-    struct {
-        uint8_t code, bits;
-        uint16_t lanes;
-    } dtype;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} DLTensor;
+#include "deploy/tensor.h"
 
 typedef struct {
     struct {
@@ -31,7 +18,7 @@ typedef struct {
     int (*tensor_from_object)(void *object, DLTensor *out);
 } ExchangeApi;
 
-enum { DLPACK_MAJOR = 1, DEVICE_CPU = 1, ALIGN = 64 };
+enum { DLPACK_MAJOR = 1, ALIGN = 64 };
 
 typedef int (*run_fn)(void *product, const void *a, const void *b, void *c);
 
@@ -60,16 +47,20 @@ static int64_t (*dispatch_modes)(void);
 
 static int plain(PyObject *object) { return Py_TYPE(object) == tensor_type || Py_TYPE(object) == parameter_type; }
 
+/* Whether torch says what and where a tensor is: not of what is no tensor, and of none without memory of its own. */
+static int described(PyObject *object, DLTensor *found) {
+    if (!plain(object)) return 0;
+    int failed = api->tensor_from_object(object, found);
+    if (failed) PyErr_Clear();
+    return !failed;
+}
+
 /* The tensor's address; NULL where it is not exactly what the kernel takes. */
 static char *address(const Call *call, const struct operand *wanted, PyObject *object) {
     DLTensor found;
-    if (!plain(object)) return NULL;
-    if (api->tensor_from_object(object, &found)) {
-        PyErr_Clear();
-        return NULL;
-    }
+    if (!described(object, &found)) return NULL;
     char *data = (char *)found.data + found.byte_offset;
-    int fits = found.device.type == DEVICE_CPU && found.ndim == 2 && found.dtype.code == call->code &&
+    int fits = found.device.type == DLPACK_CPU && found.ndim == 2 && found.dtype.code == call->code &&
                found.dtype.bits == call->bits && found.dtype.lanes == 1 && found.shape[0] == wanted->rows &&
                found.shape[1] == wanted->columns && found.strides[0] == wanted->row_stride &&
                found.strides[1] == wanted->column_stride && (uintptr_t)data % ALIGN == 0;
@@ -185,6 +176,63 @@ static PyTypeObject call_type = {
     .tp_dealloc = call_dealloc,
 };
 
+/* A product on a GPU, or linear where transposed: what torch.ops needs 2 us for beside the launch, which has to serve
+ * where this returns None. serve, wrapped: of deploy/op.cpp. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    void *(*serve)(const DLTensor *a, const DLTensor *b, int transposed);
+    PyObject *(*wrapped)(void *handle, void *wrap);
+    void *wrap;
+    uint8_t (*autocasts)(int8_t device);
+    int transposed;
+} Served;
+
+/* call(a, b) */
+static PyObject *serve_tensors(PyObject *self, PyObject *const *tensors, size_t flags, PyObject *names) {
+    Served *served = (Served *)self;
+    DLTensor a, b;
+    if (PyVectorcall_NARGS(flags) != 2 || names || !described(tensors[0], &a) || !described(tensors[1], &b))
+        Py_RETURN_NONE;
+    int careful = differentiates(tensors, 2);
+    if (!careful) careful = unusual(tensors, 2);
+    if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
+    if (served->autocasts(a.device.type == DLPACK_CUDA)) Py_RETURN_NONE; /* torch's number of the device's type */
+    void *c;
+    Py_BEGIN_ALLOW_THREADS;
+    c = served->serve(&a, &b, served->transposed);
+    Py_END_ALLOW_THREADS;
+    if (!c) Py_RETURN_NONE;
+    PyObject *object = served->wrapped(c, served->wrap);
+    if (!object && !PyErr_Occurred()) PyErr_NoMemory();
+    return object;
+}
+
+/* Served(serve, wrapped, wrap, autocasts, transposed): addresses as integers. */
+static PyObject *served_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+    unsigned long long serve, wrapped, wrap, autocasts;
+    int transposed;
+    if (!PyArg_ParseTuple(args, "KKKKp", &serve, &wrapped, &wrap, &autocasts, &transposed)) return NULL;
+    Served *served = (Served *)type->tp_alloc(type, 0);
+    if (!served) return NULL;
+    served->vectorcall = serve_tensors;
+    served->serve = (void *(*)(const DLTensor *, const DLTensor *, int))(uintptr_t)serve;
+    served->wrapped = (PyObject *(*)(void *, void *))(uintptr_t)wrapped;
+    served->wrap = (void *)(uintptr_t)wrap;
+    served->autocasts = (uint8_t(*)(int8_t))(uintptr_t)autocasts;
+    served->transposed = transposed;
+    return (PyObject *)served;
+}
+
+static PyTypeObject served_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cuda_l2_call.Served",
+    .tp_basicsize = sizeof(Served),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Served, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = served_new,
+};
+
 /* setup(Tensor, Parameter, exchange capsule, empty_like, is_grad_enabled, increment_version, names of forward_ad, descriptors of
  * requires_grad and is_neg, addresses of getTracingState and stack_len) */
 static PyObject *setup(PyObject *module, PyObject *args) {
@@ -216,7 +264,10 @@ static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "cuda_l2_call", .m_size = -1, .m_methods = methods};
 
 PyMODINIT_FUNC PyInit_cuda_l2_call(void) {
-    PyObject *module = PyType_Ready(&call_type) < 0 ? NULL : PyModule_Create(&definition);
-    if (module && PyModule_AddObjectRef(module, "Call", (PyObject *)&call_type) < 0) Py_CLEAR(module);
+    if (PyType_Ready(&call_type) < 0 || PyType_Ready(&served_type) < 0) return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module && (PyModule_AddObjectRef(module, "Call", (PyObject *)&call_type) < 0 ||
+                   PyModule_AddObjectRef(module, "Served", (PyObject *)&served_type) < 0))
+        Py_CLEAR(module);
     return module;
 }

@@ -147,13 +147,13 @@ class Product(Call):
 
     def _in_c(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None]:
         """The call in C, which returns None where anything is out of the ordinary."""
-        extension = _extension()
-        if extension is None:
+        module = extension()
+        if module is None:
             return lambda a, b, c: None
         addresses = _address(self._host.product_call), ctypes.addressof(self._arguments)
         sizes = ((*operand.shape, *operand.strides, operand.bytes) for operand in (self._a, self._b, self._c))
         dtype = DLPACK_TYPES[self._a.dtype]
-        call: Callable[..., torch.Tensor | None] = extension.Call(*addresses, self._like_c, *dtype, *sizes)
+        call: Callable[..., torch.Tensor | None] = module.Call(*addresses, self._like_c, *dtype, *sizes)
         return call
 
     def _launch(self, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], starts: list[int]) -> None:
@@ -265,8 +265,8 @@ def _address(function: Any) -> int:
 
 
 @functools.cache
-def _extension() -> ModuleType | None:
-    """The module that calls quickly; None, after one warning, where it cannot be had."""
+def extension() -> ModuleType | None:
+    """The module that calls quickly, of call.c; None, after one warning, where it cannot be had."""
     include = Path(sysconfig.get_path("include"))
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     try:

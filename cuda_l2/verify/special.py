@@ -40,6 +40,8 @@ SUBNORMAL_SHARE = {Accumulate.FP32: 2.0**-6, Accumulate.FP16: 2.0**-3}
 round each of them to a multiple of the least number, so they are larger there: those taken for zero must stand out."""
 NAN_AT, NAN_EVERY = 1, 2
 """Which lines have one NaN each, counted from the first without a kind of its own."""
+INFINITY_AT, INFINITY_EVERY = 2, 8
+"""Which have one infinity each, all along K: whoever adds zero times an element of it has NaN there."""
 SLICE = 64
 """Elements of K, a tile's width: so many are zero where the other operand has a NaN."""
 INFINITY, IN_PLACE_OF_NAN = float("inf"), torch.finfo(torch.float32).max
@@ -116,8 +118,9 @@ def _require_inside(
     element = first_difference("c", found["c"].float(), case.expected["c"], wrong)
     line = element.column if of_b else element.row
     kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
-    if line >= len(kinds) + NAN_AT and (line - len(kinds) - NAN_AT) % NAN_EVERY == 0:
-        kind = "nan"
+    for each, at, every in (("nan", NAN_AT, NAN_EVERY), ("infinity", INFINITY_AT, INFINITY_EVERY)):
+        if line >= len(kinds) + at and (line - len(kinds) - at) % every == 0:
+            kind = each
     reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
     raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 
@@ -149,6 +152,10 @@ def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str],
     at_L = torch.randint(gemm.k, lines_L.shape, generator=generator, device=cases.device)
     at_L[0::8], at_L[1::8] = 0, gemm.k - 1  # the ends too
     own[lines_L, at_L] = float("nan")
+    lines_I = torch.arange(len(own), device=cases.device)[len(kinds) + INFINITY_AT :: INFINITY_EVERY]
+    start = torch.randint(gemm.k, (), generator=generator, device=cases.device)
+    at_I = (start + torch.arange(len(lines_I), device=cases.device) * gemm.k // max(1, len(lines_I))) % gemm.k
+    own[lines_I, at_I] = INFINITY
     leave_one(own[len(kinds) :: SPARSE_EVERY], generator)
     leave_one(other.t()[len(kinds) :: SPARSE_EVERY], generator)
     case = cases.operands(a, b)

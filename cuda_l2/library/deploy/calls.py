@@ -70,6 +70,9 @@ def matmul(
     launch ahead has ended, unless torch counted a write to it since its latest launch. After any other write call
     `invalidate`. Not in a graph of torch.compile.
     """
+    plain = out is None and bias is None and not (deterministic or batch_invariant or weights_ahead)
+    if plain and not torch.compiler.is_compiling() and (done := QUICK_PRODUCT(a, b)) is not None:
+        return done
     if batch_invariant:
         return invariant.matmul(a, b, out, bias)
     if deterministic:
@@ -114,6 +117,8 @@ def linear(
         b = weight.mT if weight.dim() == 2 else weight
         return matmul(x, b, bias=bias, deterministic=deterministic, batch_invariant=batch_invariant)
     compiling = torch.compiler.is_compiling()
+    if bias is None and not compiling and (done := QUICK_LINEAR(x, weight)) is not None:
+        return done
     if (
         (bias is not None and not compiling and not getattr(x, "is_cpu", False))
         or not READY
@@ -238,3 +243,12 @@ PRODUCT: Any = torch.ops.cuda_l2.product.default if READY else None
 LINEAR: Any = torch.ops.cuda_l2.linear.default if READY else None
 DIRECT_PRODUCT, DIRECT_LINEAR = (getattr(operator, "_op", operator) for operator in (PRODUCT, LINEAR))
 """The same without a call of Python in between, which the tracer needs."""
+
+
+def _quick(*, transposed: bool) -> Callable[[Any, Any], Tensor | None]:
+    library = op()
+    return (library and library.quick(transposed=transposed)) or (lambda a, b: None)
+
+
+QUICK_PRODUCT, QUICK_LINEAR = _quick(transposed=False), _quick(transposed=True)
+"""`Native.quick`'s; where there is none, functions that serve nothing."""

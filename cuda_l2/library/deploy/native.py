@@ -5,10 +5,12 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cuda_l2.library.deploy.entries import Key
+from cuda_l2.library.product import extension
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
 
@@ -16,6 +18,8 @@ SOURCE = Path(__file__).with_name("op.cpp")
 DRIVER, TORCH_CUDA = "libcuda.so.1", "libtorch_cuda.so"
 ABI = "0x0209000000000000"
 """Version of torch's stable ABI: 2.9."""
+WRAP, AUTOCASTS = "_Z16THPVariable_WrapRKN2at10TensorBaseE", "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"
+"""torch's functions that make an object of Python of a tensor, and say whether autocast is on for a kind of device."""
 COUNTS = ("launched", "vendor", "encoded", "resolved", "allocated", "read_ahead")
 MAX_REASON = 512
 _BEGIN = ctypes.CFUNCTYPE(None)
@@ -111,6 +115,23 @@ class Native:
         self._library.cuda_l2_stop()
         self._library.cuda_l2_resolve(None)
         self._resolve = None
+
+    def quick(self, *, transposed: bool) -> Callable[[Any, Any], torch.Tensor | None] | None:
+        """A product, or linear where transposed, without torch's dispatcher: what it costs is mostly the launch.
+
+        It returns None for all but plain tensors without gradients that a kernel serves: torch.ops has to serve those.
+        None where Python's headers, a C compiler or a function of torch's is missing.
+        """
+        module = extension()
+        try:
+            folder = Path(torch.__file__).with_name("lib")
+            wrap = ctypes.CDLL(str(folder / "libtorch_python.so"))[WRAP]
+            autocasts = ctypes.CDLL(str(folder / "libtorch_cpu.so"))[AUTOCASTS]
+        except (AttributeError, OSError):
+            return None
+        functions = (self._library.cuda_l2_serve, self._library.cuda_l2_wrapped, wrap, autocasts)
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+        return module.Served(*addresses, transposed) if module else None
 
     def counts(self) -> dict[str, int]:
         """Numbers of launches, calls that torch served, tensor maps encoded, shapes asked for, workspaces made.

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "table.h"
+#include "tensor.h"
 
 using namespace cuda_l2;
 
@@ -23,12 +24,23 @@ void require(AOTITorchError error) {
   if (error) throw std::runtime_error("torch failed; its message stands above");
 }
 
-// What a call must know of a tensor. Sizes and strides stay the tensor's.
+// What a call must know of a tensor. Sizes and strides stay the tensor's. No handle where Python has the tensor.
 struct View {
   int64_t rank, *sizes, *strides;
   int32_t dtype, device_type, device, layout;
-  AtenTensorHandle handle;
+  AtenTensorHandle handle = nullptr;
+  uint64_t start = 0;
 
+  explicit View(const DLTensor& tensor)
+      : rank(tensor.ndim), sizes(tensor.shape), strides(tensor.strides), dtype(-1), device_type(-1),
+        device(tensor.device.id), layout(aoti_torch_layout_strided()),
+        start(reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset) {
+    if (tensor.device.type == DLPACK_CUDA) device_type = aoti_torch_device_type_cuda();
+    if (tensor.device.type == DLPACK_CPU) device_type = aoti_torch_device_type_cpu();
+    const bool two_bytes = tensor.dtype.bits == 16 && tensor.dtype.lanes == 1;
+    if (two_bytes && tensor.dtype.code == DLPACK_FLOAT) dtype = aoti_torch_dtype_float16();
+    if (two_bytes && tensor.dtype.code == DLPACK_BFLOAT) dtype = aoti_torch_dtype_bfloat16();
+  }
   explicit View(AtenTensorHandle tensor) : handle(tensor) {
     require(aoti_torch_get_dim(tensor, &rank));
     require(aoti_torch_get_sizes(tensor, &sizes));
@@ -49,6 +61,7 @@ struct View {
     return strides != nullptr;
   }
   uint64_t address() const {
+    if (!handle) return start;
     void* data = nullptr;
     require(aoti_torch_get_data_ptr(handle, &data));
     return reinterpret_cast<uint64_t>(data);
@@ -156,14 +169,12 @@ bool run(Entry& entry, const View& a, const View& b, uint64_t address_a, uint64_
 }
 
 // The product, or an empty handle where no kernel serves it. out: null for a new tensor.
-Owned serve(AtenTensorHandle handle_a, AtenTensorHandle handle_b, bool transposed, AtenTensorHandle out,
-            int32_t rule = kTuned) {
-  View a(handle_a), b(handle_b);
+Owned serve(const View& a, const View& b, bool transposed, AtenTensorHandle out, int32_t rule = kTuned) {
   Problem problem(a, b, transposed, rule);
   if (!problem.good) return Owned();
   DeviceGuard guard(a);
   std::shared_ptr<Entry> entry;
-  if (rule == kTuned && table().constants.has(identity(handle_b))) {
+  if (rule == kTuned && b.handle && table().constants.has(identity(b.handle))) {
     Key ahead = problem.key;
     ahead.rule = kAhead;
     entry = table().find(ahead);
@@ -245,7 +256,7 @@ StableIValue transpose(StableIValue tensor) {
 
 void product(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(handle(stack[0])), b(handle(stack[1]));
-  Owned c = serve(a.get(), b.get(), false, nullptr);
+  Owned c = serve(View(a.get()), View(b.get()), false, nullptr);
   if (c.get()) {
     stack[0] = value(c.release());
     return;
@@ -259,7 +270,7 @@ void product(StableIValue* stack, uint64_t, uint64_t) {
 void linear(StableIValue* stack, uint64_t, uint64_t) {
   if (!stack[2]) {  // an optional that is empty
     Owned x(handle(stack[0])), weight(handle(stack[1]));
-    Owned c = serve(x.get(), weight.get(), true, nullptr);
+    Owned c = serve(View(x.get()), View(weight.get()), true, nullptr);
     if (c.get()) {
       stack[0] = value(c.release());
       return;
@@ -292,7 +303,7 @@ void product_by(StableIValue* stack, uint64_t, uint64_t) {
   int64_t rule = torch::stable::detail::to<int64_t>(stack[2]);
   Owned a(handle(stack[0])), b(handle(stack[1]));
   if (rule != kDeterministic && rule != kInvariant) throw std::runtime_error("rule must be 1 or 2");
-  Owned c = serve(a.get(), b.get(), false, nullptr, static_cast<int32_t>(rule));
+  Owned c = serve(View(a.get()), View(b.get()), false, nullptr, static_cast<int32_t>(rule));
   if (c.get()) {
     stack[0] = value(c.release());
     return;
@@ -307,7 +318,7 @@ void matmul_out(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(handle(stack[0])), b(handle(stack[1])), out(handle(stack[3]));
   if (stack[2]) throw std::runtime_error("matmul takes out or a bias, not both");
   Write write(out.get());
-  Owned c = serve(a.get(), b.get(), false, out.get());
+  Owned c = serve(View(a.get()), View(b.get()), false, out.get());
   if (c.get()) {
     stack[0] = value(c.release());
     return;
@@ -389,6 +400,27 @@ int cuda_l2_bare(const int32_t* place, const int64_t* sizes, const uint64_t* add
   std::shared_ptr<Entry> entry = t.find({place[0], place[1], place[2], place[3], sizes[0], sizes[1], sizes[2]});
   if (!entry || !entry->workspaces.empty() || !t.enter(place[0])) return 1;
   return entry->launch(t.driver, addresses, stream, t.counts[kEncoded], repeats);
+}
+
+// For call.c, without Python's lock: the product in a new tensor, or null where torch.ops has to serve it. So it does all
+// that has constants, whose writes are counted by the tensor, and says what is wrong.
+AtenTensorHandle cuda_l2_serve(const DLTensor* a, const DLTensor* b, int transposed) {
+  try {
+    if (table().constants.count) return nullptr;
+    return serve(View(*a), View(*b), transposed != 0, nullptr).release();
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+// With Python's lock: a handle's tensor as an object of Python by torch's own function; null where that fails.
+void* cuda_l2_wrapped(AtenTensorHandle handle, void* (*wrap)(const void* tensor)) {
+  Owned owned(handle);
+  try {
+    return wrap(handle);
+  } catch (...) {
+    return nullptr;
+  }
 }
 
 void cuda_l2_stop() { table().stop(); }
