@@ -80,7 +80,7 @@ tables-fp16: $(VENV)/.run
 	$(TABLES) --accumulate fp16 --arms cuBLASLt-AutoTuning --out results/h200/grid-fp16
 
 clean:
-	rm -rf $(VENV) dist cuda_l2/library/deploy/pack cuda_l2/library/deploy/op-*.so .build-cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist cuda_l2/library/deploy/pack cuda_l2/library/deploy/op-*.so cuda_l2/library/call-*.so .build-cache .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON to one"; exit 2; }

@@ -1,6 +1,7 @@
 """A C function called on torch tensors: what is refused, gradients, threads, forks; in C, through ctypes and torch's own."""
 
 import os
+import shutil
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -312,6 +313,20 @@ def test_without_pythons_headers_calls_go_on_after_one_warning(target, monkeypat
         library_product.extension.cache_clear()
     a, b = operands()
     assert close(kernel(a, b), a, b) and torch.equal(kernel(a, b), again(a, b))
+
+
+def test_a_wheels_compiled_call_needs_neither_headers_nor_a_compiler(monkeypatch, tmp_path) -> None:
+    carried = tmp_path / library_product.carried_call().name
+    assert library_product._abi() in carried.name
+    shutil.copyfile(library_product.built_call(), carried)
+    monkeypatch.setattr(library_product, "carried_call", lambda: carried)
+    monkeypatch.setattr(library_product, "built_call", lambda: pytest.fail("it was compiled"))
+    library_product.extension.cache_clear()
+    try:
+        module = library_product.extension()
+        assert module and module.__file__ == str(carried)
+    finally:
+        library_product.extension.cache_clear()
 
 
 def test_a_torch_without_dlpacks_functions_is_named(monkeypatch) -> None:

@@ -29,8 +29,8 @@ def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negativ
 
     Args:
         out: Folder for the pack; the cache if not given, where calls find it.
-        carried: Put the pack and the compiled operator into this package's own folder, from which `make wheel` takes
-            them.
+        carried: Put the pack, the compiled operator and the call for this Python into this package's own folder, from
+            which `make wheel` takes them.
     """
     from cuda_l2.library.deploy import pack
     from cuda_l2.library.deploy.recipes import recipes
@@ -47,9 +47,11 @@ def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negativ
 
         made = pack.build(wanted, pack.CARRIED if carried else out or pack.built_folder(), progress)
     if carried:
+        from cuda_l2.library import product
         from cuda_l2.library.deploy import native
 
         shutil.copyfile(native.build(), native.carried())
+        shutil.copyfile(product.built_call(), product.carried_call())
     print(_summary(made))
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import hashlib
 import importlib.util
 import os
 import sysconfig
@@ -264,20 +265,34 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
+def carried_call() -> Path:
+    """Where a wheel has the compiled call.c; the name says of which sources and for which Python."""
+    sources = b"".join(path.read_bytes() for path in (CALL, CALL.parent / "deploy" / "tensor.h"))
+    return CALL.with_name(f"call-{hashlib.sha256(sources).hexdigest()[:16]}-{_abi()}.so")
+
+
+def built_call() -> Path:
+    """call.c compiled for this Python, in the cache; UserError where it cannot be."""
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").exists():
+        raise UserError(f"{include}/Python.h is missing: install Python's headers, as in apt install python3-dev")
+    return compiled(CALL, "-shared", "-fPIC", f"-I{include}", f"-DPYTHON_ABI={_abi()}")
+
+
+def _abi() -> str:
+    return str(sysconfig.get_config_var("SOABI"))
+
+
 @functools.cache
 def extension() -> ModuleType | None:
     """The module that calls quickly, of call.c; None, after one warning, where it cannot be had."""
-    include = Path(sysconfig.get_path("include"))
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     try:
-        if not (include / "Python.h").exists():
-            raise UserError(f"{include}/Python.h is missing: install Python's headers, as in apt install python3-dev")
         if exchange is None:
             raise UserError(f"torch {torch.__version__} lacks DLPack's C functions: install torch 2.10 or newer")
-        abi = sysconfig.get_config_var("SOABI")
-        path = str(compiled(CALL, "-shared", "-fPIC", f"-I{include}", f"-DPYTHON_ABI={abi}"))
         torchs = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-        loader = ExtensionFileLoader(MODULE, path)
+        carried = carried_call()
+        loader = ExtensionFileLoader(MODULE, str(carried if carried.exists() else built_call()))
         spec = importlib.util.spec_from_loader(MODULE, loader)
         assert spec
         module = importlib.util.module_from_spec(spec)

@@ -25,8 +25,8 @@ from cuda_l2.worlds.world import space_of, space_version
 
 FORMAT = "cuda-l2 schedule policy 3"
 FILE = "policy.safetensors"
-SHIPPED = Path(__file__).with_name("h100.safetensors")
-"""Weights of the package, trained on results/h100/world (docs/policy-card.md)."""
+SHIPPED = Path(__file__).with_name("hopper.safetensors")
+"""Weights of the package, trained on results/h100/world and results/h200/world (docs/policy-card.md)."""
 LARGEST = 1 << 32
 """M N K of the largest products that they serve: beyond, the families' own models sort better (docs/learning.md)."""
 
