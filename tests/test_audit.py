@@ -248,6 +248,28 @@ def test_large_blocks_are_as_fast_whatever_was_freed_before() -> None:
         assert module.output()["out"].tolist() == [0, 0, 0]
 
 
+STATE_OF_PROCESS = """
+import gc
+import sys
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        loaded = float("torch._dynamo" in sys.modules)
+        return torch.tensor([gc.isenabled(), gc.get_freeze_count() > 100_000, loaded], dtype=torch.float32)
+"""
+
+
+def test_garbage_is_looked_for_in_what_a_file_makes_and_profiling_loads_no_compiler() -> None:
+    """Each took a second or more of a core in every process."""
+    with opened(STATE_OF_PROCESS) as module:
+        module.prepare(vectors(3, 0), {})
+        module.profile()
+        module.run()
+        assert module.output()["out"].tolist() == [1, 1, 0]
+
+
 PLACES = """
 import torch
 

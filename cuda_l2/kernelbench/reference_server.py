@@ -30,6 +30,7 @@ from cuda_l2.kernelbench.examined import Effort, Examined, Readiness, Refused
 from cuda_l2.kernelbench.file import Loaded
 from cuda_l2.kernelbench.reference import Reference, changed, examine, parameter_names, reference, warm_up
 from cuda_l2.records import to_json
+from cuda_l2.system.loading import loading
 from cuda_l2.system.text import line_of
 from cuda_l2.tasks.tolerance import widened
 from cuda_l2.tasks.values import Distribution
@@ -46,7 +47,8 @@ def main() -> None:
     """Arguments: the socket's descriptor, the device."""
     connection, on_cpu = socket.socket(fileno=int(sys.argv[1])), sys.argv[2] == "cpu"
     try:
-        warm_up()
+        with loading():
+            warm_up()
         if not on_cpu:
             set_full_precision()
         answer: dict[str, Any] = {"ready": True}
@@ -214,7 +216,3 @@ def _plain(value: Any) -> Any:
         return encode(value)
     except (ValueError, RecursionError):
         return None
-
-
-if __name__ == "__main__":
-    main()

@@ -30,6 +30,7 @@ import torch
 import torch.utils.cpp_extension  # so that importing it changes nothing that is watched
 from torch._C._autograd import DeviceType
 from torch._C._profiler import _ExperimentalConfig
+from torch.autograd.profiler import profile as autograd_profile
 from torch.utils._pytree import tree_leaves
 
 from cuda_l2.kernelbench.arguments import decode, structure
@@ -317,11 +318,10 @@ class Runner:
         """Run the calls under PyTorch's profiler: microseconds in all, of PyTorch's outermost operators on the CPU and
         the device, of kernels, from every thread; and whether torch.compile has made any.
         """
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._device.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        device = "cuda" if self._device.type == "cuda" else None
         config = _ExperimentalConfig(profile_all_threads=True)
-        with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
+        # what torch.profiler does, but that it loads torch.compile, 1.5 s of a core, for one of its settings
+        with autograd_profile(use_device=device, use_kineto=True, experimental_config=config) as profile:
             start = time.perf_counter()
             results = self._launch()
             self._synchronize()
@@ -329,7 +329,7 @@ class Runner:
         self._collect(results, self._given_calls())
         outer: dict[str, list[float]] = {}
         kernels: dict[str, float] = {}
-        for event in profile.events():
+        for event in profile.function_events or ():
             if event.device_type == DeviceType.CUDA:  # in some versions a new object each time
                 name = event.name[:MAX_REASON]
                 kernels[name] = kernels.get(name, 0.0) + event.time_range.elapsed_us()
@@ -418,7 +418,3 @@ def _watched() -> Iterator[Any]:
     yield from (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.autograd, torch.autograd.Function)
     yield from (torch.profiler, torch.Tensor.__mro__[1], torch.utils.cpp_extension, torch.random)
     yield from (value for value in vars(torch.nn).values() if isinstance(value, type))
-
-
-if __name__ == "__main__":
-    main()

@@ -28,9 +28,12 @@ START_TIMEOUT_S = 120.0
 GONE_TIMEOUT_S = 60.0
 MAX_ANSWER_BYTES = 8 << 20
 BOOT = """
-import json, runpy, sys
+import importlib, json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+from cuda_l2.system.loading import loading
+with loading():
+    program = importlib.import_module(sys.argv.pop(1))
+program.main()
 """
 FOLDERS = {
     **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
