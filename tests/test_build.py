@@ -1,6 +1,7 @@
 """build/: what is refused, what is cached, what a killed or crowded build leaves behind."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -262,6 +263,53 @@ def test_a_sandboxed_command_sees_one_folder_and_the_system(kind: sandbox.Kind, 
     assert "hidden" not in done.stdout and "root" not in done.stdout
     assert (work / "result").read_text() == "out\n"
     assert not Path("/usr/bad").exists()
+
+
+LOOK = """
+import os
+for name in ("mountinfo", "status"):
+    for line in open(f"/proc/self/{name}"):
+        if name == "mountinfo":
+            words = line.split(" - ")[0].split()[3:6] + line.split(" - ")[1].split()[:1]
+            print(*words)
+        elif line.startswith(("Cap", "NoNewPrivs", "Seccomp:")):
+            print(*line.split())
+for folder, folders, files in os.walk("/"):
+    folders[:] = sorted(each for each in folders if os.path.join(folder, each) not in SKIPPED)
+    for each in sorted([*folders, *files]):
+        path = os.path.join(folder, each)
+        found = os.lstat(path)
+        print(path, oct(found.st_mode), found.st_size if "/tmp" not in path else "", os.path.islink(path) and os.readlink(path))
+print(os.getcwd(), os.listdir("/proc/self/fd"), open("/proc/sys/kernel/pid_max").read())
+"""
+
+
+def test_the_program_and_the_script_make_the_same_view_of_namespaces(tmp_path, monkeypatch) -> None:
+    """The script is for machines without a compiler."""
+    if not works(sandbox.Kind.NAMESPACES, tmp_path):
+        pytest.skip("there are no user namespaces on this machine")
+    reads = [Path(sys.prefix), Path(sys.base_prefix), tmp_path / "not there"]
+    skipped = {"/proc", *map(str, reads), *map(str, (path.resolve() for path in reads)), *sandbox.SYSTEM_FOLDERS}
+    python = [sys.executable, "-I", "-c", LOOK.replace("SKIPPED", repr(skipped))]
+    found = []
+    assert sandbox._view_maker() != sandbox._SCRIPT, "a C compiler is there"
+    for maker in (sandbox._view_maker(), sandbox._SCRIPT):
+        monkeypatch.setattr(sandbox, "_view_maker", lambda maker=maker: maker)
+        work = tmp_path / "work"
+        work.mkdir()
+        wrapped = sandbox.wrap(python, work, using=sandbox.Kind.NAMESPACES, reads=reads, proc=True)
+        found.append(sandbox.run(wrapped, 600, cwd=work).output.splitlines())
+        shutil.rmtree(work)
+    assert found[0] == found[1] and len(found[0]) > 30
+    assert "CapBnd: 0000000000000000" in found[0] and "NoNewPrivs: 1" in found[0]
+
+
+def test_without_a_compiler_the_script_makes_the_view(monkeypatch) -> None:
+    def compiled(source: Path) -> Path:
+        raise UserError(f"no C compiler for {source}")
+
+    monkeypatch.setattr(sandbox, "compiled", compiled)
+    assert sandbox._view_maker.__wrapped__() == sandbox._SCRIPT
 
 
 # mount(NULL, folder, NULL, MS_REMOUNT | MS_BIND), then a file there; also from a user namespace of its own

@@ -24,6 +24,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.native import compiled
+
+NAMESPACES = Path(__file__).with_name("namespaces.c")
 MAX_OUTPUT_BYTES = 100_000
 """Limit of a command's output that is kept."""
 MOST_TASKS = 1024 + 16 * (os.cpu_count() or 1)
@@ -36,7 +40,7 @@ SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alt
 
 # Builds the same view as bubblewrap's with unshare's own privileges: an empty root, the system's folders
 # read-only, the work folder writable. pivot_root then drops the old root. The command keeps no capability: with
-# CAP_SYS_ADMIN it could mount the folders writable again.
+# CAP_SYS_ADMIN it could mount the folders writable again. namespaces.c does the same in a fifth of the time.
 _NAMESPACE_SCRIPT = """
 set -e
 IFS='
@@ -72,6 +76,7 @@ umount -l /.old
 cd "$work"
 exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
 """
+_SCRIPT = ("/bin/sh", "-c", _NAMESPACE_SCRIPT, "sandbox")
 
 
 class Kind(enum.StrEnum):
@@ -152,11 +157,20 @@ def wrap(
         return [
             *_DIE_WITH_PARENT,
             *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
-            *("--fork", "--kill-child", "/bin/sh", "-c", _NAMESPACE_SCRIPT, "sandbox"),
+            *("--fork", "--kill-child", *_view_maker()),
             *(str(root), str(work), "\n".join(folders), "\n".join(map(str, devices))),
             *("1" if proc else "", _most_tasks(), *limited),
         ]
     return [*(_DIE_WITH_PARENT if _dies_with_parent() else ()), *limited]
+
+
+@functools.cache
+def _view_maker() -> tuple[str, ...]:
+    """The program that makes the view of the namespaces, a script where it cannot be compiled."""
+    try:
+        return (str(compiled(NAMESPACES)),)
+    except UserError:
+        return _SCRIPT
 
 
 @functools.cache
