@@ -21,7 +21,13 @@ def evaluate(expression: str, names: Mapping[str, int]) -> int:
     """
     if len(expression) > MAX_EXPRESSION_LENGTH:
         raise ContractError(f"expression of more than {MAX_EXPRESSION_LENGTH} characters")
-    value = _Expression(expression, names).value()
+    return _value(expression, tuple(names.items()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _value(expression: str, names: tuple[tuple[str, int], ...]) -> int:
+    """Once, where every launch asks for the same."""
+    value = _Expression(expression, dict(names)).value()
     if value < 0:
         raise ContractError(f"{expression!r} is negative: {value}")
     return value

@@ -95,6 +95,7 @@ class Arena(Closing):
     def _plan(self, task: Task) -> int:
         """Lay out the table of launches, every tensor and the workspace; the size of it all."""
         self.task, self.slots = task, self._most_slots[str(task)]
+        self._beside: dict[int, list[Bytes]] = {}
         # the most words a launch can have: sizes that a contract can name, pointers, the workspace
         words = len(task.sizes) + sum(len(tensor.shape) for tensor in task.tensors) + len(task.tensors) + 1
         segments = WORDS_A_SEGMENT * (len(task.tensors) * self.slots + 2)
@@ -149,8 +150,13 @@ class Arena(Closing):
         for tensor, slot in itertools.product(self.task.tensors, range(slots)):
             self.row(slot, tensor)[::LINE].max(initial=0)
 
-    def _gaps(self, slot: int) -> Iterator[Bytes]:
+    def _gaps(self, slot: int) -> list[Bytes]:
         """The rest of each tensor's first and last page: all that is mapped beside it."""
+        if slot not in self._beside:
+            self._beside[slot] = list(self._found_gaps(slot))
+        return self._beside[slot]
+
+    def _found_gaps(self, slot: int) -> Iterator[Bytes]:
         for block in self._blocks(self.task, slot):
             end = self.offset(block[0].name, slot) // ALIGN * ALIGN
             for tensor in block:
