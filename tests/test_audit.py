@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drawing import cases
@@ -206,6 +207,19 @@ def test_work_that_is_put_off_until_results_are_read_counts() -> None:
     rounds.modules = {CANDIDATE: SimpleNamespace(take_turns=take_turns, output=lambda index: {"out": index})}
     assert rounds.sample(CANDIDATE, 2) == pytest.approx(3.0 + (1.5 - 0.5) - 0.25)
     assert taken == [[0, 0, 1, 2]] and rounds._found == {0: {"out": 1}, 1: {"out": 2}}
+
+
+def test_a_rounds_inputs_come_of_one_run_of_the_file() -> None:
+    """A run is a process: 50 ms, and there were four inputs in each."""
+    rounds, asked = object.__new__(_ModuleRounds), list[int]()
+
+    def fresh(seeds: list[int]) -> list[dict[str, Any]]:
+        asked.append(len(seeds))
+        return [{"seed": seed} for seed in seeds]
+
+    rounds._inputs, rounds.rng, rounds._source = [], np.random.default_rng(0), SimpleNamespace(fresh=fresh)
+    first, again = rounds._inputs_up_to(33), rounds._inputs_up_to(33)
+    assert first == again == rounds._inputs_up_to(40)[:33] and asked == [33, 7]
 
 
 def test_what_is_left_to_pytorch_is_said(audit_file) -> None:

@@ -46,7 +46,6 @@ of each other (a correlation of 0.1 to 0.3), parts of 6 calls that lay 3 to 6 ms
 LEADING = 2
 """Calls before these that do not count. On one H200 the first after a stop took 3 to 5 times as long as those that came
 later, and of calls of nothing the first two took milliseconds now and then, the others 20 us."""
-AT_ONCE = 4
 LEAST_S = 1e-6
 """Least time of a call, once the conversation is taken off: Python calls nothing in less."""
 TIMED_WEIGHTS, WEIGHTS = 16, 3
@@ -189,8 +188,8 @@ class _ModuleRounds(Rounds):
 
     def _prepare(self, name: str, count: int, *, leads: bool = True) -> None:
         """So many calls of a module, with the round's weights. leads: one before them that leads their samples."""
-        first = self._used[name]
-        inputs = [self._next(name) for _ in range(leads + count)]
+        first, self._used[name] = self._used[name], self._used[name] + leads + count
+        inputs = self._inputs_up_to(self._used[name])[first:]
         self._ahead[name] = [(index, first + index) for index in range(int(leads), leads + count)]
         has, self._has[name] = self._has.get(name), self.case
         weights = self.case.weights if self._set_weights and has is not self.case else {}
@@ -227,14 +226,14 @@ class _ModuleRounds(Rounds):
         _, largest = near.errors(found[name])
         self.differences[CANDIDATE] = max(self.differences.get(CANDIDATE, 0.0), largest)
 
-    def _next(self, name: str) -> Tensors:
-        """The round's next inputs, the same for every arm: each process meets them for the first time."""
-        number = self._used[name]
-        while len(self._inputs) <= number:
-            seeds = self.rng.integers(1 << 31, size=min(AT_ONCE, self.most))
-            self._inputs += self._source.fresh([int(seed) for seed in seeds])
-        self._used[name] += 1
-        return self._inputs[number]
+    def _inputs_up_to(self, count: int) -> list[Tensors]:
+        """The round's inputs, the same for every arm: each process meets them for the first time.
+
+        The file draws all that are missing in one run.
+        """
+        if missing := max(0, count - len(self._inputs)):
+            self._inputs += self._source.fresh([int(seed) for seed in self.rng.integers(1 << 31, size=missing)])
+        return self._inputs[:count]
 
 
 def _typical(seconds: Sequence[float]) -> float:
