@@ -192,9 +192,10 @@ def test_a_cpu_subject_is_accepted_and_one_that_stores_less_is_not(subject: Subj
         pytest.skip(str(error))
     mutants = [m for m in enumerate_mutants(subject.name, original.source) if m.operator == "drop store"]
     with Evaluator(subject.task, rig) as evaluator:
-        first, *others = evaluator.evaluate([original, *(Candidate(mutant.source) for mutant in mutants)])
-    assert first.status == "measured", first.reason
-    assert any(trial.status == "incorrect" for trial in others), "some stores are other operations'"
+        (first,) = evaluator.evaluate([original])
+        assert first.status == "measured", first.reason
+        others = (next(evaluator.evaluate([Candidate(mutant.source)])) for mutant in mutants)  # until one is found
+        assert any(trial.status == "incorrect" for trial in others), "some stores are other operations'"
 
 
 def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(target: CudaTarget) -> None:
