@@ -5,7 +5,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Collection
 from statistics import geometric_mean
 from typing import Any
@@ -28,6 +27,7 @@ from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
 from cuda_l2.measure.torch_baselines import WORKER, TorchBaselines
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.loading import PROGRAM
 
 PAPER_IN_SHORT = Protocol(
     "paper", round_s=0, min_rounds=2, max_rounds=1 << 30, halfwidth=0.0, warmup_s=0.2, measure_s=0.5, mean=True
@@ -367,7 +367,7 @@ def test_a_protocol_with_a_time_warms_up_and_measures_as_long_as_its_clock_says(
 def test_torchs_process_says_nothing_where_the_memory_of_an_interrupted_command_is_gone() -> None:
     read, write = os.pipe()
     message = {"op": "attach", "environment": {}, "task": "16x16x16", "path": "/proc/self/fd/999", "size": 4096}
-    words = [sys.executable, "-P", "-m", WORKER, "1", str(write)]
+    words = [*PROGRAM, WORKER, "1", str(write)]
     done = subprocess.run(words, input=json.dumps(message) + "\n", pass_fds=(write,), capture_output=True, text=True)
     os.close(write)
     with os.fdopen(read, "rb") as acknowledged:

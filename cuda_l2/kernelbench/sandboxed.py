@@ -28,12 +28,10 @@ START_TIMEOUT_S = 120.0
 GONE_TIMEOUT_S = 60.0
 MAX_ANSWER_BYTES = 8 << 20
 BOOT = """
-import importlib, json, sys
+import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
-from cuda_l2.system.loading import loading
-with loading():
-    program = importlib.import_module(sys.argv.pop(1))
-program.main()
+from cuda_l2.system import loading
+loading.main()
 """
 FOLDERS = {
     **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},

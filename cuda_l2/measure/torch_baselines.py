@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ from cuda_l2.measure import inductor
 from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
 from cuda_l2.measure.cpu_rounds import Contestant
 from cuda_l2.records import Task
-from cuda_l2.system import paths, process_tree, variables
+from cuda_l2.system import loading, paths, process_tree, variables
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.steps import step
@@ -59,7 +58,7 @@ class TorchBaselines(Closing):
         # its own, as candidates' are; unbound it sometimes runs 40 % slower for a while
         environment = variables.clean(os.environ)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", WORKER, str(threads), str(ack_write)],
+            [*loading.PROGRAM, WORKER, str(threads), str(ack_write)],
             stdin=subprocess.PIPE,
             pass_fds=(ack_write,),
             env=environment | {"OMP_PROC_BIND": "close"},

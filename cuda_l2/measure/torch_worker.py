@@ -120,7 +120,3 @@ def main() -> None:
         else:
             worker.run()
             os.write(acknowledge, b"D")
-
-
-if __name__ == "__main__":
-    main()

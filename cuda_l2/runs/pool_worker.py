@@ -17,6 +17,7 @@ from typing import Any
 from cuda_l2.system import lock, process_tree, steps, turns, variables
 from cuda_l2.system.errors import UserError, failure_of_machine
 from cuda_l2.system.line_process import packed, unpacked
+from cuda_l2.system.loading import loading
 
 TICK_S = 5.0
 
@@ -70,7 +71,9 @@ def main() -> None:
 
 
 def _opened(held: contextlib.ExitStack, servant: str) -> Callable[[Any], Any]:
-    serve: Callable[[Any], Any] = held.enter_context(unpacked(servant).opened())
+    with loading():  # its modules, and torch
+        found = unpacked(servant)
+    serve: Callable[[Any], Any] = held.enter_context(found.opened())
     return serve
 
 
