@@ -1,5 +1,9 @@
 """`cuda-l2` in a process of its own with scripted times, where two processes of a pool stand in for those of two GPUs."""
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as commands have it before torch loads
+
 import kept_baselines
 import scripted_times
 

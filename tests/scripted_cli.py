@@ -1,5 +1,9 @@
 """`cuda-l2` in a process of its own, as from a shell, with scripted times: other work on the machine changes nothing."""
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as commands have it before torch loads
+
 import kept_baselines
 import scripted_times
 

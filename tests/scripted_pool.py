@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as commands have it before torch loads
+
 import kept_baselines
 import scripted_times
 
