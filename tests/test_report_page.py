@@ -499,7 +499,7 @@ def test_the_repositorys_results_make_a_page_under_5_mb_with_the_summarys_figure
         "Cheats and mutants",
         "Learning curves",
         "llama-8b",
-        "schedule:h100.safetensors",
+        "schedule:hopper.safetensors",
     ):
         assert said in text
     assert "date unknown" not in text and "unknown machine" not in text  # every caption has device and date
