@@ -1,5 +1,6 @@
 """build/: what is refused, what is cached, what a killed or crowded build leaves behind."""
 
+import errno
 import os
 import shutil
 import socket
@@ -302,6 +303,30 @@ def test_the_program_and_the_script_make_the_same_view_of_namespaces(tmp_path, m
         shutil.rmtree(work)
     assert found[0] == found[1] and len(found[0]) > 30
     assert "CapBnd: 0000000000000000" in found[0] and "NoNewPrivs: 1" in found[0]
+
+
+def test_the_end_of_a_process_is_known_at_once(monkeypatch) -> None:
+    """Popen.wait with a time limit sleeps, 50 ms in the end, and looks again."""
+    slept = []
+    monkeypatch.setattr(subprocess.time, "sleep", slept.append)
+    for command, status in (
+        (["sleep", "0.2"], 0),
+        (["sh", "-c", "sleep 0.2; exit 3"], 3),
+        (["sh", "-c", "kill -9 $$"], -9),
+    ):
+        assert sandbox.finish(sandbox.start(command), 600) == status
+    assert not slept
+    endless = sandbox.start(["sleep", "600"])
+    assert sandbox.finish(endless, 0) is None and endless.returncode == -9 and not slept
+
+
+def test_the_end_of_a_process_is_known_without_its_descriptor(monkeypatch) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "a kernel before 5.3")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    assert sandbox.finish(sandbox.start(["sh", "-c", "exit 3"]), 600) == 3
+    assert sandbox.finish(sandbox.start(["sleep", "600"]), 0) is None
 
 
 def test_without_a_compiler_the_script_makes_the_view(monkeypatch) -> None:
