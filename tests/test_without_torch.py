@@ -46,7 +46,9 @@ def test_a_command_that_needs_torch_says_how_to_get_it_in_one_line(arguments: tu
         (["optimize", "64x64x"], "cannot read the shape '64x64x'"),
         (["optimize", "64x64x64", "--policy", "nobody"], "no policy 'nobody'"),
         (["optimize", "64x64x64", "--tuning", "quick"], "no way of tuning 'quick'"),
+        (["optimize", "64x64x64", "--weights", "missing.safetensors"], "no weights at missing.safetensors"),
         (["optimize", "64x64x64", "--checker", "schedule"], "no language model"),
+        (["bench", "--grid", "64x64x64", "--protocols", "ofline"], "no protocol 'ofline'"),
         (["optimize", "64x64x64", "--workers", "0"], "--workers is auto"),
         (["optimize", "64x64x64", "--archive", __file__], "not a usable archive"),
         (["bench", "64x64x64", "--policy", "nobody"], "no policy 'nobody'"),
@@ -59,6 +61,14 @@ def test_a_command_that_needs_torch_says_how_to_get_it_in_one_line(arguments: tu
 )
 def test_a_mistake_is_said_before_torch_is_loaded(arguments: list[str], says: str) -> None:
     assert says in command(*arguments).stderr
+
+
+def test_a_gpu_that_is_not_there_is_said_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_options, "gpu_present", lambda: False)
+    with pytest.raises(UserError, match="no GPU: this machine has no NVIDIA driver or device"):
+        _options.require_target("cuda")
+    monkeypatch.setattr(_options, "gpu_present", lambda: True)
+    _options.require_target("cuda")
 
 
 @pytest.mark.parametrize("present", [False, True])

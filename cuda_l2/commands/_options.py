@@ -15,8 +15,16 @@ from cuda_l2.system.files import read_text
 
 
 def require_target(name: str) -> None:
-    """UserError where the target is not one this version has."""
+    """UserError where the target is not one this version has, or a GPU and there is none."""
     chosen(name)
+    if name == "cuda" and not gpu_present():
+        raise UserError(f"no GPU: {NO_DEVICE}")
+
+
+def require_weights(path: Path | None) -> None:
+    """UserError where weights are given and are not there; whether they are any is known later."""
+    if path is not None and not path.exists():
+        raise UserError(f"there are no weights at {path}; `cuda-l2 train --stage schedule` makes them")
 
 
 def require_policy(name: str) -> None:

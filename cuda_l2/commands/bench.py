@@ -221,6 +221,7 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
         raise UserError(
             "--library times the kernels of a table: it goes neither with --baselines-only nor with --budget"
         )
+    settings.require_protocols()
     gemms = settings.gemms()
     own = _own(gemms, settings)
     out = settings.out or Path("bench-grid")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import end_interrupted, require_policy, require_target, tell
+from cuda_l2.commands._options import end_interrupted, require_policy, require_target, require_weights, tell
 from cuda_l2.machine import chosen
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
@@ -70,6 +70,7 @@ def command(
 
     require_target(settings.target)
     require_policy(settings.policy)
+    require_weights(settings.weights)
     Request(tuning=settings.tuning)  # UserError for a word that it does not know
     _require_usable(_archive(settings))
     if settings.judges < 1:

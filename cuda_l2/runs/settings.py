@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from cuda_l2.machine import chosen
 from cuda_l2.measure.baselines._base import beginning, product_baselines
-from cuda_l2.measure.protocols import OFFLINE
+from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, OFFLINE
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.runs import grid as grids
 from cuda_l2.system.errors import UserError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 GRID = Parameter(group="Over a grid")
 GPU_LIBRARIES = Parameter(group="Libraries on a GPU")
 """How commands take what concerns cuBLASLt."""
+PROTOCOLS = {"cpu": CPU_PROTOCOLS, "cuda": CUDA_PROTOCOLS}
 NO_SEARCH = ("0", "0s")
 """Budgets of none."""
 EAGER, COMPILE, MAX_AUTOTUNE, FORCED = "eager", "compile", "max-autotune", "max-autotune-forced"
@@ -107,6 +108,15 @@ class SweepSettings:
     @property
     def protocol_names(self) -> tuple[str, ...]:
         return listed(self.protocols)
+
+    def require_protocols(self) -> None:
+        """UserError where the protocols are none under which the target's figures are reported."""
+        known = [each.name for each in PROTOCOLS[chosen(self.target)].values() if not each.selects]
+        if not self.protocol_names:
+            raise UserError(f"name a protocol to report under: {', '.join(known)}")
+        for name in self.protocol_names:
+            if name not in known:
+                raise UserError(f"there is no protocol {name!r} to report under; choose from {', '.join(known)}")
 
     def search(self, budget_s: float, **further: Any) -> "Settings":
         """How kernels are searched for. further: what the optimizer takes beyond these, or instead."""

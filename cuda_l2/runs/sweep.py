@@ -44,6 +44,7 @@ class Sweep(Closing):
         self, settings: SweepSettings, library: Library | None = None, builders: BuildServers | None = None
     ) -> None:
         """library: the settings' table, read. builders: of a GPU, if some are at work already."""
+        settings.require_protocols()
         self.settings, request = settings, settings.request()
         self._library = library or (Library(settings.library) if settings.library else None)
         self._kernels: Workbench | None = None
@@ -62,21 +63,11 @@ class Sweep(Closing):
         try:
             if self._library and self.rig.target.name != "cuda":
                 raise UserError("--library times CUDA kernels: it needs an NVIDIA GPU")
-            self._require_known_protocols()
             if self._kernels:
                 self.rig.require_tools()
         except UserError:
             self.close()
             raise
-
-    def _require_known_protocols(self) -> None:
-        names = self.settings.protocol_names
-        known = [name for name, protocol in self.rig.protocols.items() if not protocol.selects]
-        if not names:
-            raise UserError(f"name a protocol to report under: {', '.join(known)}")
-        for name in names:
-            if name not in known:
-                raise UserError(f"there is no protocol {name!r} to report under; choose from {', '.join(known)}")
 
     def header(self, gemms: Sequence[Gemm]) -> Header:
         """What the figures of a run share with all others of its file."""
