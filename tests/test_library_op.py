@@ -174,7 +174,7 @@ def test_a_plain_call_does_without_torchs_dispatcher(driver, monkeypatch) -> Non
     fake, library = driver
     direct(fake, library, "33x24x16")
     direct(fake, library, "33x24x16:tn")
-    for name in ("DIRECT_PRODUCT", "DIRECT_LINEAR"):
+    for name in ("DIRECT_PRODUCT", "DIRECT_LINEAR", "_into"):
         monkeypatch.setattr(calls, name, None)
     a, b = operands(33, 24, 16)
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
@@ -183,10 +183,13 @@ def test_a_plain_call_does_without_torchs_dispatcher(driver, monkeypatch) -> Non
                 assert type(c) is torch.Tensor and c.shape == (33, 24) and c.dtype == HALF and not c.requires_grad
                 assert c._use_count() == 1
                 assert c.is_inference() == (mode is torch.inference_mode)
-    assert fake["launch_count"] == 6 and library.counts()["vendor"] == 0
+            out = torch.empty(33, 24, dtype=HALF)
+            assert calls.matmul(a, b, out=out) is out and fake.launches[-1].words[2] == out.data_ptr()
+            assert out.is_inference() or out._version == 1
+    assert fake["launch_count"] == 9 and library.counts()["vendor"] == 0
     with torch.no_grad():  # a module's weight
         assert calls.linear(a, torch.nn.Parameter(b.t().contiguous())).shape == (33, 24)
-    assert fake["launch_count"] == 7
+    assert fake["launch_count"] == 10
     gone = weakref.ref(calls.matmul(a, b))
     assert gone() is None
 
@@ -197,7 +200,7 @@ class Marked(torch.Tensor):
 
 def unusual(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Calls that only torch's dispatcher sees for what they are."""
-    negative = torch._neg_view(a)
+    negative, memory = torch._neg_view(a), torch.ones(2000, dtype=HALF)
     quick = calls.QUICK_PRODUCT
 
     def in_mode(mode: Any) -> object:
@@ -239,6 +242,11 @@ def unusual(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], object]]
         "one operand": lambda: quick(a),
         "another type": lambda: quick(a, b.float()),
         "no entry": lambda: quick(a[:5], b),
+        "a negative result": lambda: quick(a, b, torch._neg_view(torch.empty(33, 24, dtype=HALF))),
+        "a result that wants a gradient": lambda: quick(a, b, torch.empty(33, 24, dtype=HALF, requires_grad=True)),
+        "a result in an operand": lambda: quick(memory[:528].view(33, 16), b, memory[512:1304].view(33, 24)),
+        "a result of another shape": lambda: quick(a, b, memory[512:1304].view(24, 33)),
+        "four": lambda: quick(a, b, None, None),
     }
 
 

@@ -102,6 +102,13 @@ static int unusual(PyObject *const *tensors, int count) {
     return any;
 }
 
+/* Counts a write: who saved the tensor for a backward pass learns that it has changed. 0 with an exception. */
+static int written(PyObject *tensor) {
+    PyObject *done = PyObject_CallOneArg(increment_version, tensor);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
 /* call(a, b, c): c, which is made where it is None; None where the call is out of the ordinary. */
 static PyObject *call_tensors(PyObject *self, PyObject *const *tensors, size_t flags, PyObject *names) {
     Call *call = (Call *)self;
@@ -119,13 +126,9 @@ static PyObject *call_tensors(PyObject *self, PyObject *const *tensors, size_t f
         Py_DECREF(object);
         Py_RETURN_NONE;
     }
-    if (given) { /* who saved it for a backward pass learns that it has changed */
-        PyObject *done = PyObject_CallOneArg(increment_version, object);
-        Py_XDECREF(done);
-        if (!done) {
-            Py_DECREF(object);
-            return NULL;
-        }
+    if (given && !written(object)) {
+        Py_DECREF(object);
+        return NULL;
     }
     int error;
     Py_BEGIN_ALLOW_THREADS;
@@ -181,29 +184,32 @@ static PyTypeObject call_type = {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    void *(*serve)(const DLTensor *a, const DLTensor *b, int transposed);
+    int (*serve)(const DLTensor *a, const DLTensor *b, int transposed, const DLTensor *out, void **made);
     PyObject *(*wrapped)(void *handle, void *wrap);
     void *wrap;
     uint8_t (*autocasts)(int8_t device);
     int transposed;
 } Served;
 
-/* call(a, b) */
+/* call(a, b[, out]) */
 static PyObject *serve_tensors(PyObject *self, PyObject *const *tensors, size_t flags, PyObject *names) {
     Served *served = (Served *)self;
-    DLTensor a, b;
-    if (PyVectorcall_NARGS(flags) != 2 || names || !described(tensors[0], &a) || !described(tensors[1], &b))
-        Py_RETURN_NONE;
-    int careful = differentiates(tensors, 2);
-    if (!careful) careful = unusual(tensors, 2);
+    int count = (int)PyVectorcall_NARGS(flags), right = (count == 2 || count == 3) && !names;
+    DLTensor found[3];
+    for (int i = 0; right && i < count; ++i) right = described(tensors[i], &found[i]);
+    if (!right) Py_RETURN_NONE;
+    int careful = differentiates(tensors, count);
+    if (!careful) careful = unusual(tensors, count);
     if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
-    if (served->autocasts(a.device.type == DLPACK_CUDA)) Py_RETURN_NONE; /* torch's number of the device's type */
-    void *c;
+    if (served->autocasts(found[0].device.type == DLPACK_CUDA)) Py_RETURN_NONE; /* torch's number of the device's type */
+    void *made = NULL;
+    int done;
     Py_BEGIN_ALLOW_THREADS;
-    c = served->serve(&a, &b, served->transposed);
+    done = served->serve(&found[0], &found[1], served->transposed, count == 3 ? &found[2] : NULL, &made);
     Py_END_ALLOW_THREADS;
-    if (!c) Py_RETURN_NONE;
-    PyObject *object = served->wrapped(c, served->wrap);
+    if (!done) Py_RETURN_NONE;
+    if (count == 3) return written(tensors[2]) ? Py_NewRef(tensors[2]) : NULL;
+    PyObject *object = served->wrapped(made, served->wrap);
     if (!object && !PyErr_Occurred()) PyErr_NoMemory();
     return object;
 }
@@ -216,7 +222,7 @@ static PyObject *served_new(PyTypeObject *type, PyObject *args, PyObject *names)
     Served *served = (Served *)type->tp_alloc(type, 0);
     if (!served) return NULL;
     served->vectorcall = serve_tensors;
-    served->serve = (void *(*)(const DLTensor *, const DLTensor *, int))(uintptr_t)serve;
+    served->serve = (int (*)(const DLTensor *, const DLTensor *, int, const DLTensor *, void **))(uintptr_t)serve;
     served->wrapped = (PyObject *(*)(void *, void *))(uintptr_t)wrapped;
     served->wrap = (void *)(uintptr_t)wrap;
     served->autocasts = (uint8_t(*)(int8_t))(uintptr_t)autocasts;

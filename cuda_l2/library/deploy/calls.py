@@ -70,9 +70,11 @@ def matmul(
     launch ahead has ended, unless torch counted a write to it since its latest launch. After any other write call
     `invalidate`. Not in a graph of torch.compile.
     """
-    plain = out is None and bias is None and not (deterministic or batch_invariant or weights_ahead)
-    if plain and not torch.compiler.is_compiling() and (done := QUICK_PRODUCT(a, b)) is not None:
-        return done
+    plain = bias is None and not (deterministic or batch_invariant or weights_ahead)
+    if plain and not torch.compiler.is_compiling():
+        done = QUICK_PRODUCT(a, b) if out is None else QUICK_PRODUCT(a, b, out)
+        if done is not None:
+            return done
     if batch_invariant:
         return invariant.matmul(a, b, out, bias)
     if deterministic:
@@ -245,9 +247,9 @@ DIRECT_PRODUCT, DIRECT_LINEAR = (getattr(operator, "_op", operator) for operator
 """The same without a call of Python in between, which the tracer needs."""
 
 
-def _quick(*, transposed: bool) -> Callable[[Any, Any], Tensor | None]:
+def _quick(*, transposed: bool) -> Callable[..., Tensor | None]:
     library = op()
-    return (library and library.quick(transposed=transposed)) or (lambda a, b: None)
+    return (library and library.quick(transposed=transposed)) or (lambda a, b, out=None: None)
 
 
 QUICK_PRODUCT, QUICK_LINEAR = _quick(transposed=False), _quick(transposed=True)

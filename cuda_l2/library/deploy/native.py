@@ -5,7 +5,6 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -116,10 +115,11 @@ class Native:
         self._library.cuda_l2_resolve(None)
         self._resolve = None
 
-    def quick(self, *, transposed: bool) -> Callable[[Any, Any], torch.Tensor | None] | None:
+    def quick(self, *, transposed: bool) -> Callable[..., torch.Tensor | None] | None:
         """A product, or linear where transposed, without torch's dispatcher: what it costs is mostly the launch.
 
-        It returns None for all but plain tensors without gradients that a kernel serves: torch.ops has to serve those.
+        It takes a, b and maybe out. It returns None for all but plain tensors without gradients that a kernel serves:
+        torch.ops has to serve those.
         None where Python's headers, a C compiler or a function of torch's is missing.
         """
         module = extension()

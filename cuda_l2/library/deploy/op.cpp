@@ -168,10 +168,10 @@ bool run(Entry& entry, const View& a, const View& b, uint64_t address_a, uint64_
   return true;
 }
 
-// The product, or an empty handle where no kernel serves it. out: null for a new tensor.
-Owned serve(const View& a, const View& b, bool transposed, AtenTensorHandle out, int32_t rule = kTuned) {
+// Whether a kernel served the product. out: where it stands, or null for a new tensor, which `made` owns then.
+bool serve(const View& a, const View& b, bool transposed, const View* out, Owned& made, int32_t rule = kTuned) {
   Problem problem(a, b, transposed, rule);
-  if (!problem.good) return Owned();
+  if (!problem.good) return false;
   DeviceGuard guard(a);
   std::shared_ptr<Entry> entry;
   if (rule == kTuned && b.handle && table().constants.has(identity(b.handle))) {
@@ -180,9 +180,9 @@ Owned serve(const View& a, const View& b, bool transposed, AtenTensorHandle out,
     entry = table().find(ahead);
   }
   if (!entry || entry->broken) entry = table().find(problem.key);
-  if (!entry || entry->broken) return Owned();
+  if (!entry || entry->broken) return false;
   int64_t sizes[64], strides[64], stride = 1;
-  if (a.rank > 64) return Owned();
+  if (a.rank > 64) return false;
   for (int64_t i = a.rank - 1; i >= 0; i--) {
     sizes[i] = i == a.rank - 1 ? problem.key.n : a.sizes[i];
     strides[i] = stride;
@@ -190,23 +190,20 @@ Owned serve(const View& a, const View& b, bool transposed, AtenTensorHandle out,
   }
   uint64_t address_a = a.address(), address_b = b.address();
   if (out) {
-    View c(out);
+    const View& c = *out;
     bool fits = c.dtype == a.dtype && c.device_type == a.device_type && c.device == a.device && c.rank == a.rank &&
                 c.strides && c.row_major() && !std::memcmp(c.sizes, sizes, a.rank * sizeof(int64_t));
-    if (!fits) return Owned();
+    if (!fits) return false;
     const Key& key = problem.key;
     uint64_t address_c = c.address(), end_c = address_c + 2 * key.m * key.n;
     bool apart = (address_a >= end_c || address_a + 2 * key.m * key.k <= address_c) &&
                  (address_b >= end_c || address_b + 2 * key.k * key.n <= address_c);
-    AtenTensorHandle same = nullptr;
-    if (!apart || !run(*entry, a, b, address_a, address_b, address_c)) return Owned();
-    require(aoti_torch_new_tensor_handle(out, &same));
-    return Owned(same);
+    return apart && run(*entry, a, b, address_a, address_b, address_c);
   }
-  AtenTensorHandle made = nullptr;
-  if (aoti_torch_empty_strided(a.rank, sizes, strides, a.dtype, a.device_type, a.device, &made)) return Owned();
-  Owned c(made);
-  return run(*entry, a, b, address_a, address_b, View(made).address()) ? std::move(c) : Owned();
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(a.rank, sizes, strides, a.dtype, a.device_type, a.device, &handle)) return false;
+  made = Owned(handle);
+  return run(*entry, a, b, address_a, address_b, View(handle).address());
 }
 
 AtenTensorHandle handle(StableIValue value) { return torch::stable::detail::to<AtenTensorHandle>(value); }
@@ -256,8 +253,8 @@ StableIValue transpose(StableIValue tensor) {
 
 void product(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(handle(stack[0])), b(handle(stack[1]));
-  Owned c = serve(View(a.get()), View(b.get()), false, nullptr);
-  if (c.get()) {
+  Owned c;
+  if (serve(View(a.get()), View(b.get()), false, nullptr, c)) {
     stack[0] = value(c.release());
     return;
   }
@@ -270,8 +267,8 @@ void product(StableIValue* stack, uint64_t, uint64_t) {
 void linear(StableIValue* stack, uint64_t, uint64_t) {
   if (!stack[2]) {  // an optional that is empty
     Owned x(handle(stack[0])), weight(handle(stack[1]));
-    Owned c = serve(View(x.get()), View(weight.get()), true, nullptr);
-    if (c.get()) {
+    Owned c;
+    if (serve(View(x.get()), View(weight.get()), true, nullptr, c)) {
       stack[0] = value(c.release());
       return;
     }
@@ -303,8 +300,8 @@ void product_by(StableIValue* stack, uint64_t, uint64_t) {
   int64_t rule = torch::stable::detail::to<int64_t>(stack[2]);
   Owned a(handle(stack[0])), b(handle(stack[1]));
   if (rule != kDeterministic && rule != kInvariant) throw std::runtime_error("rule must be 1 or 2");
-  Owned c = serve(View(a.get()), View(b.get()), false, nullptr, static_cast<int32_t>(rule));
-  if (c.get()) {
+  Owned c;
+  if (serve(View(a.get()), View(b.get()), false, nullptr, c, static_cast<int32_t>(rule))) {
     stack[0] = value(c.release());
     return;
   }
@@ -318,9 +315,10 @@ void matmul_out(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(handle(stack[0])), b(handle(stack[1])), out(handle(stack[3]));
   if (stack[2]) throw std::runtime_error("matmul takes out or a bias, not both");
   Write write(out.get());
-  Owned c = serve(View(a.get()), View(b.get()), false, out.get());
-  if (c.get()) {
-    stack[0] = value(c.release());
+  Owned none;
+  const View c(out.get());
+  if (serve(View(a.get()), View(b.get()), false, &c, none)) {
+    stack[0] = value(out.release());
     return;
   }
   refuse(a.get(), b.get(), false);
@@ -402,14 +400,22 @@ int cuda_l2_bare(const int32_t* place, const int64_t* sizes, const uint64_t* add
   return entry->launch(t.driver, addresses, stream, t.counts[kEncoded], repeats);
 }
 
-// For call.c, without Python's lock: the product in a new tensor, or null where torch.ops has to serve it. So it does all
-// that has constants, whose writes are counted by the tensor, and says what is wrong.
-AtenTensorHandle cuda_l2_serve(const DLTensor* a, const DLTensor* b, int transposed) {
+// For call.c, without Python's lock: whether a kernel served the product, into `out`, or where that is null into a new
+// tensor, `made`. If not, torch.ops has to: so it does all that has constants, whose writes are counted by the tensor,
+// and says what is wrong.
+int cuda_l2_serve(const DLTensor* a, const DLTensor* b, int transposed, const DLTensor* out, AtenTensorHandle* made) {
   try {
-    if (table().constants.count) return nullptr;
-    return serve(View(*a), View(*b), transposed != 0, nullptr).release();
+    if (table().constants.count) return 0;
+    Owned c;
+    if (out) {
+      const View given(*out);
+      return serve(View(*a), View(*b), transposed != 0, &given, c);
+    }
+    if (!serve(View(*a), View(*b), transposed != 0, nullptr, c)) return 0;
+    *made = c.release();
+    return 1;
   } catch (...) {
-    return nullptr;
+    return 0;
   }
 }
 
