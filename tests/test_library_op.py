@@ -15,6 +15,8 @@ import torch
 from fake_driver import STREAM, FakeDriver, fake_driver
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from cuda_l2 import contract
 from cuda_l2.library.deploy import calls, entries, native
@@ -207,6 +209,16 @@ def unusual(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], object]]
         with mode:
             return quick(a, b)
 
+    def in_graph() -> object:
+        found = []
+        make_fx(lambda a, b: (found.append(quick(a, b)), a)[1], pre_dispatch=True)(a, b)
+        return found[0]
+
+    def functionalized() -> object:
+        found = []
+        torch.func.functionalize(lambda a: (found.append(quick(a, b)), a.clone())[1])(a)
+        return found[0]
+
     def traced() -> object:
         found = []
         torch.jit.trace(lambda a, b: (found.append(quick(a, b)), a)[1], (a, b), check_trace=False)
@@ -231,6 +243,10 @@ def unusual(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], object]]
         "autocast": lambda: in_mode(torch.autocast("cpu", dtype=BFLOAT)),
         "a dispatch mode": lambda: in_mode(FakeTensorMode(allow_non_fake_inputs=True)),
         "a trace": traced,
+        "a trace before dispatch": in_graph,
+        "functionalize": functionalized,
+        "zeros without memory": lambda: quick(torch._efficientzerotensor(a.shape, dtype=HALF), b),
+        "zeros within such": lambda: quick(torch._efficientzerotensor(66, 16, dtype=HALF)[32:65], b),
         "forward mode": forward_mode,
         "vmap": batched,
         "grad": functional,
@@ -255,6 +271,45 @@ def test_what_is_out_of_the_ordinary_goes_through_the_dispatcher(driver, which) 
     fake, library = driver
     direct(fake, library, "33x24x16")
     assert unusual(*operands(33, 24, 16))[which]() is None and fake["launch_count"] == 0
+
+
+def test_a_functionalized_call_reads_what_was_written_to_its_operand(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    seen = []
+
+    def doubled(a: torch.Tensor) -> torch.Tensor:
+        a = a.clone()
+        seen.append(torch._from_functional_tensor(a.mul_(2)).data_ptr())
+        return calls.matmul(a, b)
+
+    torch.func.functionalize(doubled)(a)
+    assert [launch.words[0] for launch in fake.launches] == seen and seen[0]
+
+
+def test_a_graph_traced_before_dispatch_has_the_product(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    graph = make_fx(lambda a: calls.matmul(a, b), pre_dispatch=True)(a)
+    assert torch.equal(graph(a * 2), a @ b * 2) and fake["launch_count"] == 0
+
+
+def test_a_mode_that_moves_out_has_its_new_memory_written(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    out, moved = torch.empty(2, 33, 24, dtype=HALF)
+
+    class Moving(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            out.set_(moved)
+            return function(*args, **(kwargs or {}))
+
+    with Moving():
+        assert calls.QUICK_PRODUCT(a, b, out) is out
+    assert fake.launches[0].words[2] == moved.data_ptr()
 
 
 def test_constants_go_through_the_dispatcher_which_sees_what_writes_them(driver) -> None:

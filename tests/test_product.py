@@ -71,6 +71,17 @@ def test_an_ordinary_call_stays_in_c(in_c, monkeypatch) -> None:
 
 A, B = operands()
 OUT = torch.empty(70, 50).half()
+TRACES = [
+    pytest.param(torch.jit.trace, id="jit"),
+    pytest.param(lambda function, a: make_fx(function)(a), id="make_fx"),
+    pytest.param(lambda function, a: make_fx(function, pre_dispatch=True)(a), id="before dispatch"),
+]
+STAND_INS = {
+    "functional": lambda: torch._to_functional_tensor(A),
+    "zeros": lambda: torch._efficientzerotensor(70, 90, dtype=torch.float16),
+    "within zeros": lambda: torch._efficientzerotensor(32 + 70 * 90, dtype=torch.float16)[32:].view(70, 90),
+}
+"""Tensors that torch's own operators know to hold nothing."""
 SHARED = torch.zeros(70 * 90 + 70 * 50).half()
 UNFIT = {
     "dtype of a": (A.float(), B, OUT),
@@ -224,13 +235,19 @@ def test_inference_mode_takes_its_own_tensors(product) -> None:
     assert close(product(a, b), a, b)  # though the first call, which made its buffers, was in inference mode
 
 
+@pytest.mark.parametrize("stand_in", STAND_INS)
+def test_a_tensor_without_memory_is_refused(kernel, stand_in) -> None:
+    with pytest.raises(ValueError, match="memory of its own"):
+        kernel(STAND_INS[stand_in](), B)
+
+
 def test_vmap_is_refused(product) -> None:
     with pytest.raises(ValueError, match="memory of its own"):
         torch.vmap(lambda a: product(a, B))(torch.zeros(3, 70, 90).half())
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("trace", [torch.jit.trace, lambda function, a: make_fx(function)(a)], ids=["jit", "make_fx"])
+@pytest.mark.parametrize("trace", TRACES)
 def test_a_trace_is_refused(kernel, trace) -> None:
     a, b = operands()
     with torch.no_grad(), pytest.raises(ValueError, match="a trace"):

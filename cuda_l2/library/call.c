@@ -39,20 +39,34 @@ typedef struct {
 /* From torch, once a process. */
 static const ExchangeApi *api;
 static PyTypeObject *tensor_type, *parameter_type;
-static PyObject *empty_like, *grad_enabled, *increment_version, *forward_ad, *level_name;
+static PyObject *empty_like, *grad_enabled, *increment_version, *forward_ad, *level_name, *offset_name;
 static PyGetSetDef *requires_grad;
 static PyCFunction is_neg;
 static void *const *(*tracing_state)(void);
 static int64_t (*dispatch_modes)(void);
+static uint8_t (*key_included)(uint16_t key);
+static uint16_t pre_dispatch;
 
 static int plain(PyObject *object) { return Py_TYPE(object) == tensor_type || Py_TYPE(object) == parameter_type; }
+
+/* Whether a tensor's address is one of memory. Of a tensor whose storage has none (zeros that torch only knows to be
+ * zeros, the wrapper of torch.func.functionalize) torch gives the offset from null, which only a low address can be. */
+static int in_memory(PyObject *tensor, const DLTensor *found) {
+    uint64_t start = (uint64_t)(uintptr_t)found->data + found->byte_offset;
+    if (start > UINT32_MAX) return 1;
+    PyObject *offset = PyObject_CallMethodNoArgs(tensor, offset_name);
+    long long elements = offset ? PyLong_AsLongLong(offset) : -1;
+    Py_XDECREF(offset);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return elements >= 0 && start && start != (uint64_t)elements * found->dtype.bits * found->dtype.lanes / 8;
+}
 
 /* Whether torch says what and where a tensor is: not of what is no tensor, and of none without memory of its own. */
 static int described(PyObject *object, DLTensor *found) {
     if (!plain(object)) return 0;
     int failed = api->tensor_from_object(object, found);
     if (failed) PyErr_Clear();
-    return !failed;
+    return !failed && in_memory(object, found);
 }
 
 /* The tensor's address; NULL where it is not exactly what the kernel takes. */
@@ -92,7 +106,7 @@ static int differentiates(PyObject *const *tensors, int count) {
 
 /* Whether a graph is traced or a mode sees what torch does, or a tensor stands for its negative: 1, 0, or -1. */
 static int unusual(PyObject *const *tensors, int count) {
-    int any = *tracing_state() || dispatch_modes();
+    int any = *tracing_state() || dispatch_modes() || key_included(pre_dispatch);
     for (int i = 0; i < count && !any; ++i) {
         PyObject *value = is_neg(tensors[i], NULL);
         if (!value) return -1;
@@ -196,11 +210,14 @@ static PyObject *serve_tensors(PyObject *self, PyObject *const *tensors, size_t 
     Served *served = (Served *)self;
     int count = (int)PyVectorcall_NARGS(flags), right = (count == 2 || count == 3) && !names;
     DLTensor found[3];
-    for (int i = 0; right && i < count; ++i) right = described(tensors[i], &found[i]);
+    for (int i = 0; right && i < count; ++i) right = plain(tensors[i]);
     if (!right) Py_RETURN_NONE;
     int careful = differentiates(tensors, count);
     if (!careful) careful = unusual(tensors, count);
     if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
+    /* Only now: a TorchFunctionMode sees those questions, and may do anything to the tensors. */
+    for (int i = 0; right && i < count; ++i) right = described(tensors[i], &found[i]);
+    if (!right) Py_RETURN_NONE;
     if (served->autocasts(found[0].device.type == DLPACK_CUDA)) Py_RETURN_NONE; /* torch's number of the device's type */
     void *made = NULL;
     int done;
@@ -240,26 +257,29 @@ static PyTypeObject served_type = {
 };
 
 /* setup(Tensor, Parameter, exchange capsule, empty_like, is_grad_enabled, increment_version, names of forward_ad, descriptors of
- * requires_grad and is_neg, addresses of getTracingState and stack_len) */
+ * requires_grad and is_neg, addresses of getTracingState, stack_len and tls_is_dispatch_key_included, number of the key
+ * PreDispatch) */
 static PyObject *setup(PyObject *module, PyObject *args) {
     PyObject *tensor, *parameter, *capsule;
     PyGetSetDescrObject *grad;
     PyMethodDescrObject *neg;
-    unsigned long long tracing, modes;
-    if (!PyArg_ParseTuple(args, "O!O!OOOOO!O!O!KK", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
+    unsigned long long tracing, modes, included;
+    if (!PyArg_ParseTuple(args, "O!O!OOOOO!O!O!KKKH", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
                           &grad_enabled, &increment_version, &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad,
-                          &PyMethodDescr_Type, &neg, &tracing, &modes))
+                          &PyMethodDescr_Type, &neg, &tracing, &modes, &included, &pre_dispatch))
         return NULL;
     api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (!api) return NULL;
     if (api->version.major != DLPACK_MAJOR || !api->tensor_from_object)
         return PyErr_Format(PyExc_RuntimeError, "torch speaks DLPack %u", api->version.major);
     level_name = PyUnicode_InternFromString("_current_level");
-    if (!level_name) return NULL;
+    offset_name = PyUnicode_InternFromString("storage_offset");
+    if (!level_name || !offset_name) return NULL;
     requires_grad = grad->d_getset;
     is_neg = neg->d_method->ml_meth; /* of a method without arguments */
     tracing_state = (void *const *(*)(void))(uintptr_t)tracing;
     dispatch_modes = (int64_t (*)(void))(uintptr_t)modes;
+    key_included = (uint8_t(*)(uint16_t))(uintptr_t)included;
     Py_INCREF(args); /* all of it stays */
     tensor_type = (PyTypeObject *)tensor, parameter_type = (PyTypeObject *)parameter;
     Py_RETURN_NONE;

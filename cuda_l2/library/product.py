@@ -34,12 +34,27 @@ COLUMN_MAJOR = (
 DLPACK_TYPES = {torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 """DLPack's code and bits of an element type."""
 
-QUESTIONS = "_ZN5torch3jit6tracer15getTracingStateEv", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv"
-"""Functions of torch's libraries that say whether torch.jit traces, and how many dispatch modes are active. Their
-Python forms cost a call 0.2 us."""
+QUESTIONS = (
+    "_ZN5torch3jit6tracer15getTracingStateEv",
+    "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
+)
+"""Functions of torch's libraries that say whether torch.jit traces, how many dispatch modes are active, and whether the
+thread's calls all go by a dispatch key. Their Python forms cost a call 0.2 us."""
 
-tracing_state, dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
-"""Where the first is not None or the second not 0 (torch.jit.trace, make_fx), torch's own operators alone are seen."""
+PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+"""The key of make_fx(pre_dispatch=True), whose modes are not on the stack of the others."""
+
+tracing_state = torch._C._get_tracing_state
+
+
+def dispatch_modes() -> bool:
+    """Whether a dispatch mode is active.
+
+    Then, and where tracing_state is not None (torch.jit.trace, make_fx), torch's own operators alone are seen.
+    """
+    included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
+    return torch._C._len_torch_dispatch_stack() > 0 or included(PRE_DISPATCH)
 
 
 class Operand(NamedTuple):
@@ -238,7 +253,7 @@ def _start(tensor: torch.Tensor, operand: Operand) -> int:
         start = tensor.data_ptr() if tracing_state() is None and not dispatch_modes() else 0
     except RuntimeError:  # inside torch.vmap and the like
         start = 0
-    if not start:
+    if start in (0, tensor.storage_offset() * tensor.element_size()):  # the offset from null: a storage without memory
         raise ValueError(f"{name} must have memory of its own; call torch.matmul in vmap, a trace, a dispatch mode")
     if start % ALIGN:
         raise ValueError(f"{name} must begin at a multiple of {ALIGN} bytes; {name}.clone() does")
@@ -302,6 +317,7 @@ def extension() -> ModuleType | None:
             *(torch.empty_like, torch.is_grad_enabled, torch.autograd.graph.increment_version),
             *(vars(forward_ad), torch._C.TensorBase.requires_grad, torch._C.TensorBase.is_neg),
             *(_address(torchs[name]) for name in QUESTIONS),
+            PRE_DISPATCH.value,
         )
     except (UserError, ImportError, RuntimeError, AttributeError, TypeError, OSError) as error:
         warnings.warn(f"calls of kernels are several microseconds slower: {error}", RuntimeWarning, stacklevel=2)
