@@ -21,9 +21,11 @@ def require_target(name: str) -> None:
         raise UserError(f"no GPU: {NO_DEVICE}")
 
 
-def require_weights(path: Path | None) -> None:
-    """UserError where weights are given and are not there; whether they are any is known later."""
-    if path is not None and not path.exists():
+def require_weights(path: Path | None, policy: str) -> None:
+    """UserError where weights of the schedule policy are not there; whether they are any is known later."""
+    from cuda_l2.propose._policy import TRAINED
+
+    if path is not None and policy == TRAINED and not path.exists():
         raise UserError(f"there are no weights at {path}; `cuda-l2 train --stage schedule` makes them")
 
 

@@ -70,7 +70,7 @@ def command(
 
     require_target(settings.target)
     require_policy(settings.policy)
-    require_weights(settings.weights)
+    require_weights(settings.weights, settings.policy)
     Request(tuning=settings.tuning)  # UserError for a word that it does not know
     _require_usable(_archive(settings))
     if settings.judges < 1:
