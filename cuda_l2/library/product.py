@@ -149,7 +149,7 @@ class Product(Call):
         self._workspace = torch.empty(workspace_bytes + WORKSPACE_ALIGN, dtype=torch.uint8)
         workspace = -(-self._workspace.data_ptr() // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
         self._host = host(threads)
-        self._arguments = _Arguments(_address(entry), gemm.m, gemm.n, gemm.k, workspace)
+        self._arguments = _Arguments(address_of(entry), gemm.m, gemm.n, gemm.k, workspace)
         self._quick_call = self._in_c()
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -166,7 +166,7 @@ class Product(Call):
         module = extension()
         if module is None:
             return lambda a, b, c: None
-        addresses = _address(self._host.product_call), ctypes.addressof(self._arguments)
+        addresses = address_of(self._host.product_call), ctypes.addressof(self._arguments)
         sizes = ((*operand.shape, *operand.strides, operand.bytes) for operand in (self._a, self._b, self._c))
         dtype = DLPACK_TYPES[self._a.dtype]
         call: Callable[..., torch.Tensor | None] = module.Call(*addresses, self._like_c, *dtype, *sizes)
@@ -276,7 +276,13 @@ def _transposed(operand: Operand) -> Operand:
     return operand._replace(shape=operand.shape[::-1], strides=operand.strides[::-1])
 
 
-def _address(function: Any) -> int:
+def torchs(name: str, library: str = "libtorch_cpu.so") -> int:
+    """The address of a function of one of torch's libraries; AttributeError or OSError where there is none."""
+    return address_of(ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / library))[name])
+
+
+def address_of(function: Any) -> int:
+    """The address of a function of a loaded library."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
@@ -305,7 +311,6 @@ def extension() -> ModuleType | None:
     try:
         if exchange is None:
             raise UserError(f"torch {torch.__version__} lacks DLPack's C functions: install torch 2.10 or newer")
-        torchs = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
         carried = carried_call()
         loader = ExtensionFileLoader(MODULE, str(carried if carried.exists() else built_call()))
         spec = importlib.util.spec_from_loader(MODULE, loader)
@@ -316,7 +321,7 @@ def extension() -> ModuleType | None:
             *(torch.Tensor, torch.nn.Parameter, exchange),
             *(torch.empty_like, torch.is_grad_enabled, torch.autograd.graph.increment_version),
             *(vars(forward_ad), torch._C.TensorBase.requires_grad, torch._C.TensorBase.is_neg),
-            *(_address(torchs[name]) for name in QUESTIONS),
+            *map(torchs, QUESTIONS),
             PRE_DISPATCH.value,
         )
     except (UserError, ImportError, RuntimeError, AttributeError, TypeError, OSError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cuda_l2.library.deploy.entries import Key
-from cuda_l2.library.product import extension
+from cuda_l2.library.product import address_of, extension, torchs
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
 
@@ -119,19 +119,16 @@ class Native:
         """A product, or linear where transposed, without torch's dispatcher: what it costs is mostly the launch.
 
         It takes a, b and maybe out. It returns None for all but plain tensors without gradients that a kernel serves:
-        torch.ops has to serve those.
-        None where Python's headers, a C compiler or a function of torch's is missing.
+        torch.ops has to serve those. There is none where Python's headers, a C compiler or a function of torch's is
+        missing.
         """
         module = extension()
         try:
-            folder = Path(torch.__file__).with_name("lib")
-            wrap = ctypes.CDLL(str(folder / "libtorch_python.so"))[WRAP]
-            autocasts = ctypes.CDLL(str(folder / "libtorch_cpu.so"))[AUTOCASTS]
+            of_torch = torchs(WRAP, "libtorch_python.so"), torchs(AUTOCASTS)
         except (AttributeError, OSError):
             return None
-        functions = (self._library.cuda_l2_serve, self._library.cuda_l2_wrapped, wrap, autocasts)
-        addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-        return module.Served(*addresses, transposed) if module else None
+        own = map(address_of, (self._library.cuda_l2_serve, self._library.cuda_l2_wrapped))
+        return module.Served(*own, *of_torch, transposed) if module else None
 
     def counts(self) -> dict[str, int]:
         """Numbers of launches, calls that torch served, tensor maps encoded, shapes asked for, workspaces made.

@@ -203,7 +203,9 @@ bool serve(const View& a, const View& b, bool transposed, const View* out, Owned
   AtenTensorHandle handle = nullptr;
   if (aoti_torch_empty_strided(a.rank, sizes, strides, a.dtype, a.device_type, a.device, &handle)) return false;
   made = Owned(handle);
-  return run(*entry, a, b, address_a, address_b, View(handle).address());
+  if (run(*entry, a, b, address_a, address_b, View(handle).address())) return true;
+  made = Owned();  // torch makes its own
+  return false;
 }
 
 AtenTensorHandle handle(StableIValue value) { return torch::stable::detail::to<AtenTensorHandle>(value); }
