@@ -16,6 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import chance
 import few_kernels
 import kept_baselines
 import scripted_times
@@ -79,6 +80,7 @@ def serve() -> None:
     import cuda_l2.store.sqlite  # noqa: F401, PLC0415
     from cuda_l2 import cli  # noqa: PLC0415
 
+    chance.install(setattr)
     scripted_times.install(setattr)
     kept_baselines.install(setattr)
     few_kernels.install(setattr)
@@ -94,6 +96,7 @@ def serve() -> None:
             os.chdir(job["cwd"])
             os.environ.clear()
             os.environ.update(job["environment"])
+            chance.begin(os.environ[chance.SAID])
             sys.argv = job["arguments"]
             try:
                 cli.main()

@@ -21,6 +21,7 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
 
+import chance
 import few_kernels
 import kept_baselines
 import scripted_times
@@ -95,6 +96,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    chance.begin(f"{item.config.option.draw} {item.nodeid}")
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep the GPU tests' result, so that a reader sees when they last passed; by file, so that they may run in parts."""
     path = session.config.getoption("--gpu-record")
@@ -139,6 +145,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("CUDA_L2_CACHE", str(folder / "cache"))
         patch.setenv("CUDA_L2_HOME", str(folder / "home"))
         patch.setenv("OPENAI_API_KEY", KEY)
+        chance.install(patch.setattr)
         scripted_times.install(patch.setattr)
         kept_baselines.install(patch.setattr)
         few_kernels.install(patch.setattr)
@@ -213,17 +220,13 @@ def database(postgres: Any) -> str:
 
 @pytest.fixture(scope="session")
 def judge(rig: CpuRig):  # type: ignore[no-untyped-def]
-    """judge(source, task) -> Trial through the real path; evaluators are kept, as a search keeps its own."""
-    evaluators: dict[str, Evaluator] = {}
+    """judge(source, task) -> Trial through the real path, with an evaluator of its own, whatever was judged before."""
 
     def run(source: str, task: str) -> Trial:
-        if task not in evaluators:
-            evaluators[task] = Evaluator(tasks.parse(task), rig)
-        return next(evaluators[task].evaluate([Candidate(source)]))
+        with Evaluator(tasks.parse(task), rig) as evaluator:
+            return next(evaluator.evaluate([Candidate(source)]))
 
-    yield run
-    for evaluator in evaluators.values():
-        evaluator.close()
+    return run
 
 
 @pytest.fixture

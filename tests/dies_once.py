@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+import chance
 import kept_baselines
 import scripted_times
 
@@ -17,6 +18,7 @@ from cuda_l2 import cli
 from cuda_l2.system.lines import LinesFile
 
 if __name__ == "__main__":
+    chance.install(setattr)
     scripted_times.install(setattr)
     kept_baselines.install(setattr)
     told, count = Path(sys.argv[1]), int(sys.argv[2])

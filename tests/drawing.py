@@ -2,7 +2,7 @@
 
 A corpus is a parametrised test with the marker `corpus(count)`: `make test` takes that many of its cases, drawn by a
 hash, and one more that carries the marker `honest`, where there are such cases. The hash is of the tree's files, so
-that every change of the tree draws other cases, and `--draw KEY` repeats a drawing.
+that every change of the tree draws other cases, and `--draw KEY` repeats a drawing. Inputs are drawn by it too.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def prepare(config: pytest.Config) -> None:
 
 def header(config: pytest.Config) -> str:
     if config.option.all:
-        return "corpora: whole"
+        return f"corpora: whole; `--draw {config.option.draw}` draws the same inputs again"
     return f"corpora: a sample each; `--draw {config.option.draw}` draws the same again, `--all` takes everything"
 
 

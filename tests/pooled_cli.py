@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as commands have it before torch loads
 
+import chance
 import kept_baselines
 import scripted_times
 
@@ -11,6 +12,7 @@ from cuda_l2 import cli
 from cuda_l2.runs import on_ray, pool, workers
 
 if __name__ == "__main__":
+    chance.install(setattr)
     scripted_times.install(setattr)
     kept_baselines.install(setattr)
     workers.gpus = lambda *_, **named: ["0", "1"]

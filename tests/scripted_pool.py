@@ -10,6 +10,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as commands have it before torch loads
 
+import chance
 import kept_baselines
 import scripted_times
 
@@ -18,6 +19,7 @@ from cuda_l2.runs import pool_worker
 from cuda_l2.system import process_tree
 
 if __name__ == "__main__":
+    chance.install(setattr)
     scripted_times.install(setattr)
     kept_baselines.install(setattr)
     dies, judge = Path(os.environ.get("POOL_DIES", "/nowhere")), Evaluator.judge
