@@ -96,7 +96,7 @@ def serve() -> None:
             os.chdir(job["cwd"])
             os.environ.clear()
             os.environ.update(job["environment"])
-            chance.begin(os.environ[chance.SAID])
+            chance.take_up()
             sys.argv = job["arguments"]
             try:
                 cli.main()

@@ -68,6 +68,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     drawing.prepare(config)
+    chance.settle(config.option.draw)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell that runs the tests in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
@@ -98,7 +99,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    chance.begin(f"{item.config.option.draw} {item.nodeid}")
+    chance.begin(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+    if fixturedef.scope == "function":
+        return (yield)
+    with chance.apart(f"{fixturedef.baseid} {fixturedef.argname}"):
+        return (yield)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

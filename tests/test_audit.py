@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import chance
 import numpy as np
 import pytest
 import torch
@@ -61,7 +62,7 @@ REASONS = {
     "folded_weight": "weights changed in place",
     "ignored_weight": "the weight scale",
     "scaled_weight": "as long as nobody sets its weights",
-    "cached_by_content": "one changed element of x",
+    "cached_by_content": ("one changed element of x", "weights changed in place"),  # by one element in 97 the latter
     "same_buffer": "read after the last",
     "last_instance_weights": "its own result",
     "reads_ahead": "its own result",
@@ -110,7 +111,8 @@ def judges(effort: Effort, compiled: Callable[[str], bool]) -> Iterator[Callable
 
     def judged(source: str, task: str, allowed: str = "", protocol: str = "search", **options: bool) -> Trial:
         if task not in auditors:
-            auditor = Auditor(find_entry(CHECKOUT, task), effort, compiled=compiled(task))
+            with chance.apart(task):
+                auditor = Auditor(find_entry(CHECKOUT, task), effort, compiled=compiled(task))
             auditors[task] = stack.enter_context(auditor)
         key = (source, task, allowed, protocol, *options.items())
         if key not in trials:
@@ -168,7 +170,8 @@ def test_a_candidate_ends_as_its_file_says(path, audit) -> None:
     else:
         assert trial.reason and trial.speedup == 0.0
     assert trial.trust is Trust.B and math.isnan(trial.reward)
-    assert REASONS.get(path.stem, "") in trial.reason
+    reasons = REASONS.get(path.stem, "")
+    assert any(each in trial.reason for each in ([reasons] if isinstance(reasons, str) else reasons)), trial.reason
 
 
 def test_what_level_b_does_not_see_is_listed() -> None:

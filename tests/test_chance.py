@@ -22,7 +22,7 @@ def drawn() -> tuple[int, float, float]:
 def test_a_test_draws_the_same_again_and_another_test_other_numbers(request) -> None:
     first = drawn()
     assert drawn() != first, "each drawing is another"
-    chance.begin(f"{request.config.option.draw} {request.node.nodeid}")
+    chance.begin(request.node.nodeid)
     assert drawn() == first
     chance.begin("another test")
     assert drawn() != first
@@ -34,6 +34,18 @@ def test_evaluators_draw_by_it_and_a_seed_that_is_given_stays(rig) -> None:
     chance.begin("one test")
     assert [Evaluator(Gemm(8, 8, 8), rig)._seed for _ in range(2)] == seeds and len(set(seeds)) == 2
     assert np.random.default_rng(3).random() == np.random.Generator(np.random.PCG64(3)).random()
+
+
+def test_what_tests_share_is_drawn_by_its_own_name_and_leaves_theirs_alone() -> None:
+    chance.begin("one test")
+    alone = secrets.randbits(48)
+    for name in ("one test", "another test"):
+        chance.begin(name)
+        with chance.apart("what they share"):
+            shared = secrets.randbits(48)
+        with chance.apart("what they share"):
+            assert secrets.randbits(48) == shared
+        assert (secrets.randbits(48) == alone) == (name == "one test")
 
 
 def test_a_process_that_a_test_starts_draws_by_it_too(monkeypatch) -> None:

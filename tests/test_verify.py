@@ -16,7 +16,7 @@ from cuda_l2.records import Build, BuildStatus, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.cases import SPECIAL, Case
 from cuda_l2.tasks.products import CpuReferences, ProductCase, ProductCases, same_but_for_order
-from cuda_l2.verify import _base, magnitudes, precision, shapes, special, structure, words
+from cuda_l2.verify import _base, ahead, magnitudes, precision, shapes, special, structure, words
 from cuda_l2.verify._base import CheckFailed, Outputs, Session, Turn, all_checks
 
 
@@ -73,6 +73,33 @@ def in_eight_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_an_honest_sum_in_another_order_is_never_rejected(shape, multiply) -> None:
     for seed in range(12):
         run_all(Gemm.parse(shape), multiply, seed)
+
+
+def overtaken(seed: int, *, before: bool) -> SimpleNamespace:
+    """A CPU's session of one multiplication, whose second launch gets other inputs before it begins.
+
+    before: it was computed all the same by then.
+    """
+    cases = ProductCases(Gemm(1, 1, 1), seed, CpuReferences())
+
+    def right(case: Case) -> Outputs:
+        return {"c": in_fp64(case.tensors["a"], case.tensors["b"])}
+
+    def row(case: Case, other: Case) -> list[tuple[Case, Outputs]]:
+        return [(case, right(case)), (other, right(case if before else other))]
+
+    return SimpleNamespace(cases=cases, launch=right, launch_overtaken=row)
+
+
+def test_a_product_that_other_inputs_have_too_is_no_sign_of_launches_computed_ahead() -> None:
+    alike = 0
+    for seed in range(300):
+        session = overtaken(seed, before=False)
+        alike += not session.cases.drawn("state 0").violation(session.launch(session.cases.drawn("state 1")))
+        ahead.CHECK.run_on(session)
+        with pytest.raises(CheckFailed):
+            ahead.CHECK.run_on(overtaken(seed, before=True))
+    assert alike
 
 
 def ordinary(a: torch.Tensor) -> bool:
