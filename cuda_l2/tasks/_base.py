@@ -40,7 +40,8 @@ class Definition:
     cpu, gpu: sizes to show a candidate's author. rigid: sizes that are part of what is computed, as a kernel's width;
     the others may be any whole number from half of the CPU's up. indefinite: tensors whose NaN and infinities right
     algorithms treat differently, as keys that a mask leaves out, padding times a weight, or 0 times infinity in one
-    form of a formula; special values in them are not judged.
+    form of a formula; special values in them are not judged. among: which input's last dimension an output of integers
+    indexes, where PyTorch leaves open which of equal elements is meant.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Definition:
     flops: str = "0"
     rigid: tuple[str, ...] = ()
     indefinite: tuple[str, ...] = ()
+    among: Mapping[str, str] = field(default_factory=dict)
     dtypes: tuple[str, ...] = FLOATS
     group: str = ""  # set from the table it stands in
 
@@ -207,6 +209,8 @@ def _mistake(known: Definition) -> str:
         return f"rigid names {', '.join(strange)}, which is no size; sizes: {', '.join(known.cpu)}"
     if strange := sorted(set(known.indefinite) - set(tensors)):
         return f"indefinite names {', '.join(strange)}, which is no input or weight"
+    if strange := sorted((set(known.among) - set(known.outputs)) | (set(known.among.values()) - set(known.inputs))):
+        return f"among names {', '.join(strange)}, which is no output, or no input"
     if strange := [name for name in named if name not in tensors and name not in sizes]:
         return f"its reference takes {', '.join(strange)}, which is no input, weight or size"
     if left := [name for name in tensors if not anything and name not in wanted]:

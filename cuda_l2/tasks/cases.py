@@ -27,10 +27,10 @@ FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
 """Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
 FAR_SHARE = 8
 """On a CPU the others are at most the CPU's divided by this."""
-MOSTLY_EQUAL = (Distribution.CONSTANT, Distribution.SPARSE)
 CHAIN_NOISE = 128.0
-"""Times as far inputs are moved, to see what rounding may do, where most values are the same: the terms of one chain
-round the same way there. The most at sizes far from those shown."""
+"""The most times as far inputs are moved, to see what rounding may do: at sizes far from those shown."""
+NOISE = {Distribution.CONSTANT: CHAIN_NOISE, Distribution.SPARSE: CHAIN_NOISE, Distribution.DISTANT: 8.0}
+"""Times as far where most values are the same, or nearly: the terms of one chain round the same way there."""
 OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
 """Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30
@@ -39,13 +39,16 @@ SPECIAL = {
     **{"NaN": (NAN,), "infinity": (INFINITY,), "minus infinity": (-INFINITY,)},
     "NaN and infinities": (INFINITY, -INFINITY, NAN, -INFINITY, INFINITY),
 }
-"""What stands in place of elements, each at a random place, by what it is called."""
+"""What stands in place of elements by what it is called: each at a random place, NaN among others at the very last."""
+BESIDE_ZEROS = {"NaN beside zeros": 1.0, "NaN beside numbers and zeros": 0.5}
+"""Where a task has other tensors of real numbers: the share of them that is zero, which saves no work beside NaN."""
 ROW_OF_MINUS_INFINITY = "a row of minus infinity"
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
 verification, about a second."""
 CLOSE = 1e-9
 """Between fp64 results of two devices, relative to the largest: sums in another order, functions rounded otherwise."""
+EXCHANGES_TRIED = 8
 ALONE = (Domain.REAL, Domain.POSITIVE, Domain.UNIT, Domain.INTEGERS, Domain.BOOLEANS)
 """Where one element may change without the others."""
 IMPRECISE = 0.02
@@ -159,6 +162,13 @@ class Cases(ABC):
         Its results may be what the given case's may be, as `timed` has it. None where the tensor has no other value.
         """
 
+    def exchanged(self, case: Case, tensor: str) -> Case | None:
+        """A case in which two elements of a tensor stand in each other's place: sums over all elements stay.
+
+        Its results may be what the given case's may be. None where elements do not stand for themselves, or are alike.
+        """
+        return None
+
     @property
     @abstractmethod
     def real_tensors(self) -> list[str]:
@@ -210,7 +220,8 @@ class OwnCases(Cases):
         self.distributions = tuple(each for each in distributions(task.dtype) if each is not Distribution.NORMAL)
         self.others = self._others(np.random.default_rng([seed, 2]))
         self.far = (self._far if self.device.type == "cuda" else self._far_on_a_cpu)(np.random.default_rng([seed, 3]))
-        self.special_kinds = (*SPECIAL, *([ROW_OF_MINUS_INFINITY] if self.device.type == "cpu" else []))
+        beside = BESIDE_ZEROS if len(self._of_real_numbers) > 1 else ()
+        self.special_kinds = (*SPECIAL, *beside, *([ROW_OF_MINUS_INFINITY] if self.device.type == "cpu" else []))
         self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
@@ -270,7 +281,7 @@ class OwnCases(Cases):
     def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> Case:
         of, values = task or self.task, distribution or Distribution.NORMAL
         key = f"{of} {values} {name}"
-        noise = CHAIN_NOISE if values in MOSTLY_EQUAL else 1.0
+        noise = NOISE.get(values, 1.0)
         if of in self.far:  # the error of one chain grows with its terms
             times = [size / shown for (_, size), (_, shown) in zip(of.sizes, self.task.sizes, strict=True)]
             noise = min(CHAIN_NOISE, max(noise, *times))
@@ -298,28 +309,53 @@ class OwnCases(Cases):
 
         return self._get(key, make)
 
+    def exchanged(self, case: Case, tensor: str) -> Case | None:
+        values = {**self._known.inputs, **self._known.weights}[tensor]
+        key = f"{case.task} exchanged {tensor}"
+        flat = case.tensors[tensor].flatten().clone()
+        if values.domain not in ALONE or not flat.numel():
+            return None
+        rng = np.random.default_rng(self._mixed(key))
+        pairs = rng.integers(flat.numel(), size=(EXCHANGES_TRIED, 2)).tolist()
+        pair = next((pair for pair in pairs if bool(flat[pair[0]] != flat[pair[1]])), None)
+        if pair is None:
+            return None
+        flat[pair] = flat[pair[::-1]]
+        return self._get(key, lambda: self._alike(case, {**case.tensors, tensor: flat.view_as(case.tensors[tensor])}))
+
     @property
     def real_tensors(self) -> list[str]:
-        return [
-            name
-            for name, values in {**self._known.inputs, **self._known.weights}.items()
-            if values.domain is Domain.REAL and name not in self._known.indefinite
-        ]
+        return [name for name in self._of_real_numbers if name not in self._known.indefinite]
+
+    @property
+    def _of_real_numbers(self) -> list[str]:
+        tensors = {**self._known.inputs, **self._known.weights}
+        return [name for name, values in tensors.items() if values.domain is Domain.REAL]
 
     def special(self, tensor: str, kind: str) -> Case | None:
         base, key = self.drawn("special"), f"special {tensor} {kind}"
-        new = base.tensors[tensor].clone()
+        new, others = base.tensors[tensor].clone(), dict[str, torch.Tensor]()
         if not new.numel():
             return None
-        places = np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5)
-        if kind == ROW_OF_MINUS_INFINITY:
+        rng = np.random.default_rng(self._mixed(key))
+        places = rng.integers(new.numel(), size=5)
+        if kind in BESIDE_ZEROS:
+            new.view(-1)[int(places[0])] = NAN
+            for name in self._of_real_numbers:
+                if name != tensor:
+                    given = base.tensors[name]
+                    zero = torch.from_numpy(rng.random(tuple(given.shape)) < BESIDE_ZEROS[kind])
+                    others[name] = given.masked_fill(zero.to(given.device), 0)
+        elif kind == ROW_OF_MINUS_INFINITY:
             row = new.view(-1, new.shape[-1] if new.dim() else 1)
             row[int(places[0]) // row.shape[1]] = -INFINITY
         else:
+            if len(SPECIAL[kind]) > 1:  # where a loop over vectors has an end of its own
+                places[SPECIAL[kind].index(NAN)] = new.numel() - 1
             for place, value in zip(places, SPECIAL[kind], strict=False):
                 new.view(-1)[int(place)] = value
         try:
-            return self._get(key, lambda: self._case(self.task, {**base.tensors, tensor: new}))
+            return self._get(key, lambda: self._case(self.task, {**base.tensors, **others, tensor: new}))
         except RuntimeError:  # a factorisation that finds no numbers
             return None
 
@@ -330,6 +366,8 @@ class OwnCases(Cases):
             self._require_same_as_on_the_cpu()
         with _threads_for(task), in_full_precision():
             found = bounds(self._known.bind(dict(task.sizes)), given, noise)
+        among = [given.get(self._known.among.get(output.name, "")) for output in task.outputs]
+        found = tuple(replace(bound, among=tensor) for bound, tensor in zip(found, among, strict=True))
         return Case(task, self._placed(given), tuple(bound.to(self.device) for bound in found))
 
     def _alike(self, known: Case, tensors: Tensors) -> Case:

@@ -265,8 +265,25 @@ class ProductCases(Cases):
         new = case.tensors[tensor].clone()
         new[element] = 4 - 2 * new[element]
         changed = replace(case, tensors={**case.tensors, tensor: new}, alters={"c": at})
-        fp32 = changed.a[at[0]].float() @ changed.b[:, at[1]].float()
-        return replace(changed, expected={"fp32": fp32})
+        return self._with_altered(changed)
+
+    def exchanged(self, case: Case, tensor: str) -> ProductCase | None:
+        """Others each time."""
+        assert isinstance(case, ProductCase)
+        old = case.tensors[tensor]
+        rows, columns = (self.rng.integers(size, size=2).tolist() for size in old.shape)
+        if bool(old[rows[0], columns[0]] == old[rows[1], columns[1]]):
+            return None
+        new = old.clone()
+        new[rows, columns] = old[rows[::-1], columns[::-1]]
+        lines = torch.tensor(sorted({*(rows if tensor == "a" else columns)}), device=self.device)
+        at = (lines, slice(None)) if tensor == "a" else (slice(None), lines)
+        return self._with_altered(replace(case, tensors={**case.tensors, tensor: new}, alters={"c": at}))
+
+    def _with_altered(self, case: ProductCase) -> ProductCase:
+        """The case with what of C it alters."""
+        rows, columns = case.alters["c"]
+        return replace(case, expected={"fp32": case.a[rows].float() @ case.b[:, columns].float()})
 
     @property
     def real_tensors(self) -> list[str]:

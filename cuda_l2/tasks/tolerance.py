@@ -13,7 +13,7 @@ elements as the only output, which hides the precision of its terms.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +30,8 @@ CHAIN, MOST_CHAINED = 64, 32.0
 """Terms of one chain for which the first factor is five times its error, which grows with their number, as what inputs
 moved at random do grows with its root; and the most that this root counts."""
 DRAWS = 3
+LEAST = 2.0**-120
+"""What any result may be off by: exponentials that vanish come out as 0, or as 2^-126 where arguments are bounded."""
 FREE_FACTOR = 4.0
 """Integers that rounding decides may be of any size up to this many times the reference's: an index far beyond a tensor
 is no answer."""
@@ -41,7 +43,8 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 class Bounds:
     """What one output may be. exact: fp64, or the integers themselves; free: elements that nothing is asked of.
 
-    least, most: between them lie free integers.
+    least, most: between them lie free integers. among: integers that index this tensor's last dimension; any other
+    index of an equal element is as right, once a row.
     """
 
     exact: torch.Tensor
@@ -53,10 +56,12 @@ class Bounds:
     eager_max: float = 0.0
     least: float = 0.0
     most: float = 0.0
+    among: torch.Tensor | None = field(default=None, kw_only=True)
 
     def to(self, device: torch.device) -> "Bounds":
         """The same on a device."""
-        return replace(self, exact=self.exact.to(device), free=self.free.to(device))
+        among = None if self.among is None else self.among.to(device)
+        return replace(self, exact=self.exact.to(device), free=self.free.to(device), among=among)
 
     def violation(self, found: torch.Tensor) -> str:
         """Why a result is not right, in one line; empty where it is."""
@@ -64,7 +69,7 @@ class Bounds:
             return f"is {found.dtype}{list(found.shape)}, not {self.dtype}{list(self.exact.shape)}"
         if not self.dtype.is_floating_point:
             outside = (found < self.least) | (found > self.most)
-            wrong = torch.where(self.free, outside, found != self.exact)
+            wrong = torch.where(self.free, outside, self._other(found))
             return self._first(wrong, found, "differs")
         if self._surely_right(found):
             return ""
@@ -82,6 +87,18 @@ class Bounds:
         if rms > self.rms_allowed:
             return f"has RMS error {rms:.3g} against fp64, allowed {self.rms_allowed:.3g}"
         return ""
+
+    def _other(self, found: torch.Tensor) -> torch.Tensor:
+        """Marks integers that are not the exact ones, nor as good as these."""
+        differs = found != self.exact
+        if self.among is None or not differs.any():
+            return differs
+        count = self.among.shape[-1]
+        picked, right = (self.among.gather(-1, index.clamp(0, count - 1)) for index in (found, self.exact))
+        equal = (picked == right) | (picked.isnan() & right.isnan())
+        ordered = found.sort(-1).values
+        twice = (ordered[..., 1:] == ordered[..., :-1]).any(-1, keepdim=True)
+        return (found < 0) | (found >= count) | ~equal | (twice & differs)
 
     @cached_property
     def rounded(self) -> torch.Tensor:
@@ -206,10 +223,10 @@ def _bounds(
     noises.append((share * result_rms, share * result_max))
     rms_noise, max_noise = (max(each) for each in zip(*noises, strict=True))
     rounding_rms, _, _ = _errors(rounded, exact, measured)
-    max_allowed = EAGER_FACTOR * eager_max + max_noise + _step(result_max, dtype)
+    max_allowed = EAGER_FACTOR * eager_max + max_noise + _step(result_max, dtype) + LEAST
     return Bounds(
         *(exact, dtype, free | _at_the_border(exact, dtype, zip(factors, moved, strict=True), max_allowed)),
-        rms_allowed=EAGER_FACTOR * max(eager_rms, rounding_rms) + rms_noise,
+        rms_allowed=EAGER_FACTOR * max(eager_rms, rounding_rms) + rms_noise + LEAST,
         max_allowed=max_allowed,
         eager_rms=eager_rms,
         eager_max=eager_max,

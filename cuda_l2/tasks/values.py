@@ -34,7 +34,8 @@ class Distribution(enum.StrEnum):
     WIDE = "wide"  # deviation 8: exponentials spread
     LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first
     FAR = "far"  # 100 to 200, a row in four -200 to -100: its exponentials vanish where a largest one began at 0
-    SMALL = "small"  # deviation 0.001
+    DISTANT = "distant"  # about -4,000 to -1,000, one time in four positive, all near each other: variances cancel
+    SMALL = "small"  # deviation 0.001 to 0.05, another for each tensor
     HUGE = "huge"  # 30,000 to 60,000 of either sign, in fp16 alone: it does not hold sums of two
     SPARSE = "sparse"  # one in ten is not zero
     CONSTANT = "constant"  # one number everywhere; integers collide
@@ -52,7 +53,8 @@ _DISTRIBUTIONS = {
     Distribution.WIDE: "of deviation 8",
     Distribution.LARGE: "of deviation 100",
     Distribution.FAR: "from 100 to 200, and in one of four rows from -200 to -100",
-    Distribution.SMALL: "of deviation 0.001",
+    Distribution.DISTANT: "of a mean of 1,000 to 4,000, negative or positive, and a deviation of 1/256 of it",
+    Distribution.SMALL: "of a deviation of 0.001 to 0.05",
     Distribution.HUGE: "in float16 of 30,000 to 60,000, of either sign",
     Distribution.SPARSE: "nine in ten of them 0",
     Distribution.CONSTANT: "all the same",
@@ -104,6 +106,8 @@ class Values:
             return torch.rand(shape, generator=generator, device=device) < 0.5
         if self.domain is Domain.UNIT:
             return torch.rand(shape, generator=generator, device=device).to(dtype)
+        if self.domain in (Domain.DEFINITE, Domain.TRIANGULAR) and distribution is Distribution.DISTANT:
+            distribution = Distribution.NORMAL  # rows that hardly differ have no factors
         drawn = real(shape, generator, distribution)
         return (_shaped(drawn, self.domain) / math.sqrt(evaluate(self.fan_in, sizes))).to(dtype).contiguous()
 
@@ -143,8 +147,12 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
             drawn = 100 * (1 + torch.rand(shape, generator=generator, device=device))
             (drawn if drawn.dim() > 1 else drawn[..., None])[..., 1::4, :] *= -1
             return drawn
+        case Distribution.DISTANT:
+            mean = 1000 * 4 ** torch.rand((), generator=generator, device=device)
+            sign = 1 - 2 * int(torch.randint(4, (), generator=generator, device=device) > 0)
+            return sign * mean * (1 + drawn / 256)
         case Distribution.SMALL:
-            return 1e-3 * drawn
+            return 1e-3 * 50 ** torch.rand((), generator=generator, device=device) * drawn
         case Distribution.HUGE:
             return drawn.sign() * 3e4 * (1 + torch.rand(shape, generator=generator, device=device))
         case Distribution.SPARSE:

@@ -2,7 +2,8 @@
 
 Random integers whose partial sums all stay below 2^22 are summed exactly in fp32 in any order and not in fp16 or bf16,
 so C must be the exact result rounded to its type, bit for bit, also with K permuted. Rows of A and columns of B are
-scaled by powers of two, so that no kernel can tell these inputs by their being whole.
+scaled by powers of two, so that no kernel can tell these inputs by their being whole. In further cases one operand has
+all digits of its type, and one or both are as small as activations and weights are.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from functools import partial
 import torch
 
 from cuda_l2.machine.tensors import dtype_of
-from cuda_l2.records import Accumulate, VerdictStatus
+from cuda_l2.records import Accumulate, Gemm, VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
 from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 
@@ -25,6 +26,12 @@ PAIRS = (3, 1)
 one, a long part of K looks negligible beside the sum so far, which the second place takes away."""
 PAIRS_SCALE = 2.0**-6
 """Brings most of their sums, which have up to 22 bits, into fp16's range."""
+SMALL, USUAL = (-7, -3), (1, 3)
+SCALES = ((SMALL, SMALL), (USUAL, SMALL), (SMALL, USUAL))
+"""Powers of two that no element of A, and none of B, exceeds. Whoever looks at an operand's largest element must not
+find a reason there to be less precise: real models' operands are often below one."""
+MOST_OF_OTHER, MOST_POWER = 3, 2
+"""Whole numbers beside those with all digits, and powers of two of a row: small, so that sums stay exact."""
 RANGES = ((31, 31), (127, 15))
 """Largest integers in A and B. The second range makes sums of two products need more than fp16's eleven bits."""
 
@@ -42,6 +49,8 @@ class PrecisionContract(ProductCheck):
             for index in range(len(RANGES))
             for kind, make in (("integers", _make), ("integers permuted", _make_permuted))
         )
+        scaled = (Turn(cases.get("integers scaled", i, partial(_make_scaled, scales=s))) for i, s in enumerate(SCALES))
+        turns = itertools.chain(turns, scaled)
         if cases.task.k >= 2 * max(PAIRS):
             counts = PAIRS if session.device == "cpu" else PAIRS[-1:]
             pairs = [Turn(cases.get("integers in pairs", count, partial(_make_pairs, count=count))) for count in counts]
@@ -82,6 +91,39 @@ def _make_permuted(cases: ProductCases, generator: torch.Generator, index: int) 
     return case
 
 
+def _make_scaled(
+    cases: ProductCases, generator: torch.Generator, scales: tuple[tuple[int, int], tuple[int, int]]
+) -> ProductCase:
+    """Whole numbers times powers of two: one operand, drawn, has all digits of its type, the other at most two."""
+    gemm = cases.task
+    largest = min(_whole_numbers(gemm), 4 * LARGEST_SUM // (gemm.k * MOST_OF_OTHER))
+    bounds = [max(1, largest), MOST_OF_OTHER]
+    if int(torch.randint(2, (), generator=generator, device=cases.device)):
+        bounds.reverse()
+    drawn = []
+    for shape, lines, bound, scale in zip(
+        *(((gemm.m, gemm.k), (gemm.k, gemm.n)), ((gemm.m, 1), (1, gemm.n)), bounds, scales), strict=True
+    ):
+        numbers = torch.randint(-bound, bound + 1, shape, generator=generator, device=cases.device).float()
+        power = torch.randint(scale[0], scale[1] + 1, (), generator=generator, device=cases.device)
+        power = (
+            power
+            - bound.bit_length()
+            - torch.randint(0, MOST_POWER + 1, lines, generator=generator, device=cases.device)
+        )
+        drawn.append(numbers * 2.0**power)
+    case = cases.operands(*drawn)
+    product = cases.product_fp32(case)
+    require_finite(gemm, A=case.a, B=case.b, C=product)
+    case.expected["c"] = product.to(dtype_of(gemm))
+    return case
+
+
+def _whole_numbers(gemm: Gemm) -> int:
+    """The largest odd whole number of the operands' type, below which it holds all."""
+    return round(2 / torch.finfo(dtype_of(gemm)).eps) - 1
+
+
 def _make_pairs(cases: ProductCases, generator: torch.Generator, count: int) -> ProductCase:
     """Small integers, but for `count` pairs of places in K, with products of the largest whole numbers and two signs.
 
@@ -89,7 +131,7 @@ def _make_pairs(cases: ProductCases, generator: torch.Generator, count: int) -> 
     an operand or of a sum on the way is off by whole numbers then.
     """
     gemm = cases.task
-    largest = round(2 / torch.finfo(dtype_of(gemm)).eps) - 1
+    largest = _whole_numbers(gemm)
 
     def signed(low: int, high: int, *shape: int) -> torch.Tensor:
         numbers = torch.randint(low, high + 1, shape, generator=generator, device=cases.device).float()

@@ -62,6 +62,9 @@ def _turns(cases: Cases, case: Case) -> Iterator[Turn[Case]]:
             if changed is not None:
                 what = "another" if wholly else "one changed element of"
                 yield Turn(changed, f"{what} {names[int(index)]}", keep=True)
+        exchanged = cases.exchanged(case, names[int(index)])
+        if exchanged is not None:
+            yield Turn(exchanged, f"two exchanged elements of {names[int(index)]}", keep=True)
 
 
 def _require_noticed(session: Session, changed: Case, found: Outputs, right: Outputs, what: str) -> None:

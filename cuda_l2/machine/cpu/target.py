@@ -49,8 +49,8 @@ class CpuTarget(Target):
     def compile_flags(self) -> tuple[str, ...]:
         return (
             *self.compiler_options,
-            *("-O3", "-std=gnu11", NATIVE, "-ffp-contract=fast", "-fno-stack-protector", "-fPIC", "-fplt", "-shared"),
-            *("-nostdlib", "-Wl,-z,noexecstack", "-Wl,-z,now"),
+            *("-O3", "-std=gnu11", NATIVE, "-ffp-contract=fast", "-fno-math-errno", "-fno-stack-protector", "-fPIC"),
+            *("-fplt", "-shared", "-nostdlib", "-Wl,-z,noexecstack", "-Wl,-z,now"),
         )
 
     @property

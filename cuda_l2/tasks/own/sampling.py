@@ -52,7 +52,14 @@ TASKS = (
         flops="6*rows*vocabulary",
     ),
     Definition("greedy_token", lambda logits: logits.argmax(-1), _LOGITS, **_SIZES),
-    Definition("top_k", lambda logits: tuple(logits.topk(8)), _LOGITS, **_SIZES, outputs=("values", "indices")),
+    Definition(
+        "top_k",
+        lambda logits: tuple(logits.topk(8)),
+        _LOGITS,
+        **_SIZES,
+        outputs=("values", "indices"),
+        among={"indices": "logits"},
+    ),
     Definition(
         "top_k_filter",
         lambda logits: logits.masked_fill(logits < logits.topk(8).values[:, -1:], -math.inf),
