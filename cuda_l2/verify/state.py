@@ -1,7 +1,8 @@
 """Every change of a tensor shows: what was made of inputs or weights in one launch may not serve the next.
 
 Weights stay from call to call where a kernel is used, but what was made of them may not be kept either: nothing tells a
-kernel that they changed. One changed element would escape a fingerprint of a tensor.
+kernel that they changed. One changed element would escape a fingerprint of a tensor, and two that are exchanged a sum
+over all of it.
 """
 
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ def _turns(cases: Cases, case: Case) -> Iterator[Turn[Case]]:
                 yield Turn(changed, f"{what} {names[int(index)]}", keep=True)
         exchanged = cases.exchanged(case, names[int(index)])
         if exchanged is not None:
+            yield Turn(case, keep=True)
             yield Turn(exchanged, f"two exchanged elements of {names[int(index)]}", keep=True)
 
 
