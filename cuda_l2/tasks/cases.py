@@ -15,7 +15,7 @@ from cuda_l2.records import Element, Operation, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
-from cuda_l2.tasks.values import Distribution, Domain, distributions
+from cuda_l2.tasks.values import Distribution, Domain, distributions, seeded
 from cuda_l2.tasks.warm import PRECISION_SWITCHES, set_full_precision
 
 CACHE_BYTES = 2 << 30
@@ -337,15 +337,14 @@ class OwnCases(Cases):
         new, others = base.tensors[tensor].clone(), dict[str, torch.Tensor]()
         if not new.numel():
             return None
-        rng = np.random.default_rng(self._mixed(key))
-        places = rng.integers(new.numel(), size=5)
+        places = np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5)
         if kind in BESIDE_ZEROS:
             new.view(-1)[int(places[0])] = NAN
-            for name in self._of_real_numbers:
-                if name != tensor:
-                    given = base.tensors[name]
-                    zero = torch.from_numpy(rng.random(tuple(given.shape)) < BESIDE_ZEROS[kind])
-                    others[name] = given.masked_fill(zero.to(given.device), 0)
+            for name in (name for name in self._of_real_numbers if name != tensor):
+                given = base.tensors[name]
+                generator = seeded(self._mixed(key), name, given.device)
+                drawn = torch.rand(given.shape, generator=generator, device=given.device)
+                others[name] = given.masked_fill(drawn < BESIDE_ZEROS[kind], 0)
         elif kind == ROW_OF_MINUS_INFINITY:
             row = new.view(-1, new.shape[-1] if new.dim() else 1)
             row[int(places[0]) // row.shape[1]] = -INFINITY
