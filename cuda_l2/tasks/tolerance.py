@@ -69,7 +69,7 @@ class Bounds:
             return f"is {found.dtype}{list(found.shape)}, not {self.dtype}{list(self.exact.shape)}"
         if not self.dtype.is_floating_point:
             outside = (found < self.least) | (found > self.most)
-            wrong = torch.where(self.free, outside, self._other(found))
+            wrong = torch.where(self.free, outside, self._unlike(found))
             return self._first(wrong, found, "differs")
         if self._surely_right(found):
             return ""
@@ -88,7 +88,7 @@ class Bounds:
             return f"has RMS error {rms:.3g} against fp64, allowed {self.rms_allowed:.3g}"
         return ""
 
-    def _other(self, found: torch.Tensor) -> torch.Tensor:
+    def _unlike(self, found: torch.Tensor) -> torch.Tensor:
         """Marks integers that are not the exact ones, nor as good as these."""
         differs = found != self.exact
         if self.among is None or not differs.any():

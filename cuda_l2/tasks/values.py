@@ -32,7 +32,7 @@ class Distribution(enum.StrEnum):
     UNIFORM = "uniform"  # -1 to 0: nothing cancels, sums grow, and a largest element that begins at 0 stays there
     OFFSET = "offset"  # mean 8, deviation 1: variances cancel
     WIDE = "wide"  # deviation 8: exponentials spread
-    LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first
+    LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first; peaks stand alone
     FAR = "far"  # 100 to 200, a row in four -200 to -100: its exponentials vanish where a largest one began at 0
     DISTANT = "distant"  # about -4,000 to -1,000, one time in four positive, all near each other: variances cancel
     SMALL = "small"  # deviation 0.001 to 0.05, another for each tensor
@@ -51,7 +51,7 @@ _DISTRIBUTIONS = {
     Distribution.UNIFORM: "from -1 to 0",
     Distribution.OFFSET: "of mean 8 and deviation 1",
     Distribution.WIDE: "of deviation 8",
-    Distribution.LARGE: "of deviation 100",
+    Distribution.LARGE: "of deviation 100, and in every other row one number, or the last two, above 1,000",
     Distribution.FAR: "from 100 to 200, and in one of four rows from -200 to -100",
     Distribution.DISTANT: "of a mean of 1,000 to 4,000, negative or positive, and a deviation of 1/256 of it",
     Distribution.SMALL: "of a deviation of 0.001 to 0.05",
@@ -64,6 +64,11 @@ _DISTRIBUTIONS = {
 def distributions(dtype: str) -> list[Distribution]:
     """What values of a type are drawn by."""
     return [each for each in Distribution if each is not Distribution.HUGE or dtype == "float16"]
+
+
+PEAK = 1000.0
+NEARLY_PARALLEL = (Distribution.LARGE, Distribution.DISTANT)
+"""Their rows are: matrices that are made of them have no factors in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,8 @@ class Values:
             return torch.rand(shape, generator=generator, device=device) < 0.5
         if self.domain is Domain.UNIT:
             return torch.rand(shape, generator=generator, device=device).to(dtype)
-        if self.domain in (Domain.DEFINITE, Domain.TRIANGULAR) and distribution is Distribution.DISTANT:
-            distribution = Distribution.NORMAL  # rows that hardly differ have no factors
+        if self.domain in (Domain.DEFINITE, Domain.TRIANGULAR) and distribution in NEARLY_PARALLEL:
+            distribution = Distribution.NORMAL
         drawn = real(shape, generator, distribution)
         return (_shaped(drawn, self.domain) / math.sqrt(evaluate(self.fan_in, sizes))).to(dtype).contiguous()
 
@@ -142,7 +147,7 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
         case Distribution.WIDE:
             return 8 * drawn
         case Distribution.LARGE:
-            return 100 * drawn
+            return _peaked(100 * drawn, generator)
         case Distribution.FAR:
             drawn = 100 * (1 + torch.rand(shape, generator=generator, device=device))
             (drawn if drawn.dim() > 1 else drawn[..., None])[..., 1::4, :] *= -1
@@ -159,6 +164,18 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
             return drawn * (torch.rand(shape, generator=generator, device=device) < 0.1)
         case Distribution.CONSTANT:
             return drawn.flatten()[:1].expand(shape)
+    return drawn
+
+
+def _peaked(drawn: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """In every fourth row one number is far above all others, and in every fourth one the last two are, one apart."""
+    if drawn.dim() and drawn.numel():
+        rows = drawn.view(-1, drawn.shape[-1])
+        single = rows[3::4]
+        at = torch.randint(rows.shape[1], (len(single), 1), generator=generator, device=drawn.device)
+        single.scatter_(1, at, PEAK + single.gather(1, at).abs())
+        rows[1::4, -1] = PEAK + rows[1::4, -1].abs()
+        rows[1::4, -2:-1] = rows[1::4, -1:] - 1
     return drawn
 
 
