@@ -51,7 +51,7 @@ RIGHT_SQUARE = CONTRACT.replace("STEP", "1").replace("VALUE", "x * x")
 
 def made(folder: Path, steps: int = 1) -> Path:
     """A folder with a model that has had this many steps; after one it writes no kernel."""
-    small = SMALL.replace("_tokens = 256", "_tokens = 512").replace("steps = 130", f"steps = {steps}")
+    small = SMALL.replace("_tokens = 256", "_tokens = 640").replace("steps = 130", f"steps = {steps}")
     stage = TASKS.replace("answer_tokens = 100", "answer_tokens = 160")
     question = f"Write a kernel.\n\n{describe(tasks.parse(RELU))}"
     return taught(folder, question, (RIGHT, WRONG), small, stage)
