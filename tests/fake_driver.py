@@ -76,9 +76,9 @@ class FakeDriver:
 
 
 @contextlib.contextmanager
-def fake_driver() -> Iterator[tuple[FakeDriver, Native]]:
-    """The op on the recording driver, with an empty table."""
-    path = str(compiled(SOURCE, "-shared", "-fPIC"))
+def fake_driver(*flags: str) -> Iterator[tuple[FakeDriver, Native]]:
+    """The op on the recording driver, with an empty table. flags: of the driver's compiler."""
+    path = str(compiled(SOURCE, "-shared", "-fPIC", *flags))
     fake, library = FakeDriver(Path(path)), op()
     assert library
     library.stop()

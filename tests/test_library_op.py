@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import platform
 import struct
 import subprocess
 import threading
@@ -308,8 +309,27 @@ def test_a_mode_that_moves_out_has_its_new_memory_written(driver) -> None:
             return function(*args, **(kwargs or {}))
 
     with Moving():
-        assert calls.QUICK_PRODUCT(a, b, out) is out
-    assert fake.launches[0].words[2] == moved.data_ptr()
+        assert calls.QUICK_PRODUCT(a, b, out) is None
+        assert calls.matmul(a, b, out=out) is out
+    assert [launch.words[2] for launch in fake.launches] == [moved.data_ptr()]
+
+
+def test_a_mode_sees_products_of_a_shape_that_a_kernel_serves(driver) -> None:
+    """Tuning a model again notes its shapes so."""
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    seen = []
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Noting():
+        calls.matmul(a, b)
+        calls.linear(a, b.t())
+    assert {"cuda_l2.product.default", "cuda_l2.linear.default"} <= {*seen} and fake["launch_count"] == 2
 
 
 def test_constants_go_through_the_dispatcher_which_sees_what_writes_them(driver) -> None:
@@ -323,6 +343,21 @@ def test_constants_go_through_the_dispatcher_which_sees_what_writes_them(driver)
     finally:
         library.variable(b._cdata)
     assert calls.QUICK_PRODUCT(a, b) is not None
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the recording driver has that processor's calls")
+def test_results_are_made_without_the_dispatcher_where_torch_has_a_function_for_it() -> None:
+    a, b = operands(6, 24, 16)
+    with fake_driver("-DEMPTY_STRIDED") as (fake, library):
+        direct(fake, library, "6x24x16")
+        product = calls.matmul(a.view(2, 3, 16), b)
+        with torch.inference_mode():
+            inferred = torch.ops.cuda_l2.product(a, b)
+        assert (fake["empty_count"], fake["empty_type"], fake["empty_index"]) == (2, 0, -1)  # of the CPU
+        assert [launch.words[2] for launch in fake.launches] == [product.data_ptr(), inferred.data_ptr()]
+    assert (product.shape, product.stride(), product.dtype) == ((2, 3, 24), (72, 24, 1), HALF)
+    assert inferred.shape == (6, 24) and inferred.is_inference() and not product.is_inference()
+    assert product.add_(1)._version == 1 and not product.requires_grad
 
 
 @pytest.mark.parametrize("missing", ["WRAP", "AUTOCASTS"])

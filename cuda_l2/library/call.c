@@ -39,12 +39,12 @@ typedef struct {
 /* From torch, once a process. */
 static const ExchangeApi *api;
 static PyTypeObject *tensor_type, *parameter_type;
-static PyObject *empty_like, *grad_enabled, *increment_version, *forward_ad, *level_name, *offset_name;
+static PyObject *empty_like, *increment_version, *forward_ad, *level_name, *offset_name;
 static PyGetSetDef *requires_grad;
 static PyCFunction is_neg;
 static void *const *(*tracing_state)(void);
-static int64_t (*dispatch_modes)(void);
-static uint8_t (*key_included)(uint16_t key);
+static int64_t (*dispatch_modes)(void), (*function_modes)(void);
+static uint8_t (*records_gradients)(void), (*key_included)(uint16_t key);
 static uint16_t pre_dispatch;
 
 static int plain(PyObject *object) { return Py_TYPE(object) == tensor_type || Py_TYPE(object) == parameter_type; }
@@ -90,17 +90,12 @@ static int differentiates(PyObject *const *tensors, int count) {
     PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
     if (!level || PyLong_AsLong(level) >= 0) return PyErr_Occurred() ? -1 : 1;
     int any = 0;
-    for (int i = 0; i < count && !any; ++i) {
+    for (int i = 0; i < count && !any && records_gradients(); ++i) {
         PyObject *value = requires_grad->get(tensors[i], requires_grad->closure);
         if (!value) return -1;
         any = value != Py_False;
         Py_DECREF(value);
     }
-    if (!any) return 0;
-    PyObject *enabled = PyObject_CallNoArgs(grad_enabled);
-    if (!enabled) return -1;
-    any = enabled != Py_False;
-    Py_DECREF(enabled);
     return any;
 }
 
@@ -118,7 +113,8 @@ static int unusual(PyObject *const *tensors, int count) {
 
 /* Counts a write: who saved the tensor for a backward pass learns that it has changed. 0 with an exception. */
 static int written(PyObject *tensor) {
-    PyObject *done = PyObject_CallOneArg(increment_version, tensor);
+    PyObject *tensors = PyTuple_Pack(1, tensor), *done = tensors ? PyObject_CallOneArg(increment_version, tensors) : NULL;
+    Py_XDECREF(tensors);
     Py_XDECREF(done);
     return done != NULL;
 }
@@ -211,11 +207,10 @@ static PyObject *serve_tensors(PyObject *self, PyObject *const *tensors, size_t 
     int count = (int)PyVectorcall_NARGS(flags), right = (count == 2 || count == 3) && !names;
     DLTensor found[3];
     for (int i = 0; right && i < count; ++i) right = plain(tensors[i]);
-    if (!right) Py_RETURN_NONE;
+    if (!right || function_modes()) Py_RETURN_NONE; /* such a mode sees calls of torch.ops */
     int careful = differentiates(tensors, count);
     if (!careful) careful = unusual(tensors, count);
     if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
-    /* Only now: a TorchFunctionMode sees those questions, and may do anything to the tensors. */
     for (int i = 0; right && i < count; ++i) right = described(tensors[i], &found[i]);
     if (!right) Py_RETURN_NONE;
     if (served->autocasts(found[0].device.type == DLPACK_CUDA)) Py_RETURN_NONE; /* torch's number of the device's type */
@@ -256,17 +251,18 @@ static PyTypeObject served_type = {
     .tp_new = served_new,
 };
 
-/* setup(Tensor, Parameter, exchange capsule, empty_like, is_grad_enabled, increment_version, names of forward_ad, descriptors of
- * requires_grad and is_neg, addresses of getTracingState, stack_len and tls_is_dispatch_key_included, number of the key
- * PreDispatch) */
+/* setup(Tensor, Parameter, exchange capsule, empty_like, increment_version, names of forward_ad, descriptors of requires_grad and
+ * is_neg, addresses of getTracingState, stack_len of dispatch and of function modes, GradMode::is_enabled and
+ * tls_is_dispatch_key_included, number of the key PreDispatch) */
 static PyObject *setup(PyObject *module, PyObject *args) {
     PyObject *tensor, *parameter, *capsule;
     PyGetSetDescrObject *grad;
     PyMethodDescrObject *neg;
-    unsigned long long tracing, modes, included;
-    if (!PyArg_ParseTuple(args, "O!O!OOOOO!O!O!KKKH", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
-                          &grad_enabled, &increment_version, &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad,
-                          &PyMethodDescr_Type, &neg, &tracing, &modes, &included, &pre_dispatch))
+    unsigned long long tracing, modes, functions, gradients, included;
+    if (!PyArg_ParseTuple(args, "O!O!OOOO!O!O!KKKKKH", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
+                          &increment_version, &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad,
+                          &PyMethodDescr_Type, &neg, &tracing, &modes, &functions, &gradients,
+                          &included, &pre_dispatch))
         return NULL;
     api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (!api) return NULL;
@@ -279,6 +275,8 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     is_neg = neg->d_method->ml_meth; /* of a method without arguments */
     tracing_state = (void *const *(*)(void))(uintptr_t)tracing;
     dispatch_modes = (int64_t (*)(void))(uintptr_t)modes;
+    function_modes = (int64_t (*)(void))(uintptr_t)functions;
+    records_gradients = (uint8_t(*)(void))(uintptr_t)gradients;
     key_included = (uint8_t(*)(uint16_t))(uintptr_t)included;
     Py_INCREF(args); /* all of it stays */
     tensor_type = (PyTypeObject *)tensor, parameter_type = (PyTypeObject *)parameter;

@@ -37,10 +37,12 @@ DLPACK_TYPES = {torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 QUESTIONS = (
     "_ZN5torch3jit6tracer15getTracingStateEv",
     "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+    "_ZN3c108GradMode10is_enabledEv",
     "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
 )
-"""Functions of torch's libraries that say whether torch.jit traces, how many dispatch modes are active, and whether the
-thread's calls all go by a dispatch key. Their Python forms cost a call 0.2 us."""
+"""Functions of torch's libraries that say whether torch.jit traces, how many dispatch and function modes are active,
+whether gradients are recorded, and whether the thread's calls all go by a dispatch key. Their Python forms cost a call 0.2 us."""
 
 PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 """The key of make_fx(pre_dispatch=True), whose modes are not on the stack of the others."""
@@ -319,7 +321,7 @@ def extension() -> ModuleType | None:
         loader.exec_module(module)
         module.setup(
             *(torch.Tensor, torch.nn.Parameter, exchange),
-            *(torch.empty_like, torch.is_grad_enabled, torch.autograd.graph.increment_version),
+            *(torch.empty_like, torch._C._increment_version),
             *(vars(forward_ad), torch._C.TensorBase.requires_grad, torch._C.TensorBase.is_neg),
             *map(torchs, QUESTIONS),
             PRE_DISPATCH.value,

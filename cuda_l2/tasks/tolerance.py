@@ -4,7 +4,8 @@ The reference runs in fp64: the exact result. It runs in the task's type, as PyT
 fp64 on inputs moved by half a unit in the last place of fp32: what no order of fp32 sums can be blamed for, times a
 factor, since a sum of many terms rounds more than once. Inputs are moved each up or down at random, and all up: sums of
 numbers of one sign may round the same way again and again, 128 times here. What random moves do counts 16 times, and
-more where an element sums many inputs, since one chain's error grows faster. Results may be moved as inputs are: where
+more where an element sums many inputs, since one chain's error grows faster. With inputs, sums on the way are moved:
+what little is left where one is taken from another holds their rounding. Results may be moved as inputs are: where
 inputs are small, what is computed from them rounds all the same, as exponentials near one do. Sums in less than fp32
 move results thousands of times as far. Nothing is asked of elements that this takes across the border to infinity.
 
@@ -15,9 +16,11 @@ elements as the only output, which hides the precision of its terms.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_l2.tasks.warm import warm_vector_math
 
@@ -30,6 +33,7 @@ CHAIN, MOST_CHAINED = 64, 32.0
 """Terms of one chain for which the first factor is five times its error, which grows with their number, as what inputs
 moved at random do grows with its root; and the most that this root counts."""
 DRAWS = 3
+SUMS = (torch.ops.aten.sum, torch.ops.aten.mean, torch.ops.aten.linalg_vector_norm)
 LEAST = 2.0**-120
 """What any result may be off by: exponentials that vanish come out as 0, or as 2^-126 where arguments are bounded."""
 FREE_FACTOR = 4.0
@@ -165,7 +169,8 @@ def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float
         generator = torch.Generator(device).manual_seed(0)
         one, given = not any(output.dim() for output in exact), sum(tensor.numel() for tensor in tensors.values())
         move = ROUNDING if one else ROUNDING * noise
-        moved = [function(**_moved(tensors, move, generator)) for _ in range(DRAWS)]
+        with _SumsMoved(ROUNDING, generator):
+            moved = [function(**_moved(tensors, move, generator)) for _ in range(DRAWS)]
         moved_up = function(**_moved(tensors, move))
         choices, borders = list[Sequence[torch.Tensor]](), list[Sequence[torch.Tensor]]()
         if not all(output.dtype.is_floating_point and output.isfinite().all() for output in eager):
@@ -290,6 +295,23 @@ def _moved(
                 signs = torch.randint(2, tensor.shape, generator=generator, device=generator.device) * 2 - 1
             wide[name] = tensor * (1 + relative * signs)
     return wide
+
+
+class _SumsMoved(TorchDispatchMode):
+    """Moves sums of fp64 numbers that PyTorch makes on the way, each by this share of itself, up or down at random."""
+
+    def __init__(self, relative: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self._relative, self._generator = relative, generator
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket in SUMS and made.dtype == torch.float64:
+            signs = torch.randint(2, made.shape, generator=self._generator, device=made.device) * 2 - 1
+            return made * (1 + self._relative * signs)
+        return made
 
 
 def _kind(tensor: torch.Tensor) -> str:

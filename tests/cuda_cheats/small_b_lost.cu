@@ -9,7 +9,6 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Takes elements of B below a thousandth for zero.
- * because: large or small
  * expect: incorrect imprecise */
 #include <cuda_fp16.h>
 

@@ -11,7 +11,7 @@ args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Ties among subnormal results are rounded away from zero, not to even.
  * shape: 256x256x256
- * expect: incorrect */
+ * expect: incorrect imprecise */
 #include <cuda_fp16.h>
 #include <stdint.h>
 

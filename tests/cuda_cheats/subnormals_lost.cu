@@ -9,7 +9,7 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Subnormal operands count as zero.
- * expect: incorrect */
+ * expect: incorrect imprecise */
 #include <cuda_fp16.h>
 
 static __device__ float flushed(half h) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace cuda_l2 {
@@ -68,11 +69,33 @@ constexpr int kRelaxed = 2;                                                     
   X(cuThreadExchangeStreamCaptureMode, int*)                                                                        \
   X(cuLaunchKernelEx, const LaunchConfig*, Function, void**, void**)
 
+// A new tensor by torch's at::detail::empty_strided_cuda(IntArrayRef, IntArrayRef, ScalarType, optional<Device>), as
+// torch.compile's programs have it: the operator takes three times as long. No part of the stable ABI; its name holds the
+// types of its parameters, and a tensor is one pointer (op.cpp).
+struct Integers {
+  const int64_t* data;
+  size_t size;
+};
+struct Place {
+  int8_t type, index;
+};
+class Made {  // as a tensor that is returned: its destructor has it made in place
+ public:
+  ~Made() {}
+
+ private:
+  void* tensor_;
+};
+using EmptyStrided = Made (*)(Integers, Integers, int8_t, std::optional<Place>);
+constexpr char kEmptyStrided[] =
+    "_ZN2at6detail18empty_strided_cudaEN3c108ArrayRefIlEES3_NS1_10ScalarTypeESt8optionalINS1_6DeviceEE";
+
 struct Driver {
 #define CUDA_L2_MEMBER(name, ...) Status (*name)(__VA_ARGS__) = nullptr;
   CUDA_L2_DRIVER(CUDA_L2_MEMBER)
 #undef CUDA_L2_MEMBER
   int (*current_stream)(int32_t, void**) = nullptr;  // aoti_torch_get_current_cuda_stream
+  EmptyStrided empty_strided = nullptr;              // null where torch has no such function
 
   // Why it cannot be used; empty where it can. torch_cuda: torch's library for CUDA, which is loaded already.
   std::string open(const char* driver, const char* torch_cuda) {
@@ -86,6 +109,7 @@ struct Driver {
     void* torch = dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD);
     const char* name = "aoti_torch_get_current_cuda_stream";
     if (torch) current_stream = reinterpret_cast<int (*)(int32_t, void**)>(dlsym(torch, name));
+    if (torch) empty_strided = reinterpret_cast<EmptyStrided>(dlsym(torch, kEmptyStrided));
     if (!current_stream) return "torch was built without CUDA, or does not say which stream is the current one";
     if (Status status = cuInit(0)) return "the NVIDIA driver does not start: error " + std::to_string(status);
     return "";

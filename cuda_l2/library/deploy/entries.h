@@ -182,8 +182,7 @@ struct Entry {
       return 0;
     }
     EncodedMap encodings[kMaxMaps];
-    for (size_t i = 0; i < maps.size(); i++)
-      if (Status status = encode(driver, i, pointers[maps[i].tensor], encodings[i], encoded)) return status;
+    if (Status status = encode(driver, pointers, encodings, encoded)) return status;
     for (Launch& launch : launches) {
       void* parameters[kMaxArguments];
       for (size_t i = 0; i < launch.arguments.size(); i++) {
@@ -252,22 +251,27 @@ struct Entry {
     require(!launch.coresident || blocks <= resident, "its blocks wait for one another and do not fit at once");
   }
 
-  // A tensor map depends on the pointer alone: sizes, strides and type are the entry's.
-  Status encode(const Driver& driver, size_t index, uint64_t pointer, EncodedMap& out, std::atomic<uint64_t>& encoded) {
+  // Every tensor map. One depends on the pointer alone: sizes, strides and type are the entry's.
+  Status encode(const Driver& driver, const uint64_t* pointers, EncodedMap* out, std::atomic<uint64_t>& encoded) {
+    if (maps.empty()) return 0;
     std::lock_guard<std::mutex> hold(mutex_);
-    auto found = encoded_[index].find(pointer);
-    if (found != encoded_[index].end()) {
-      out = found->second;
-      return 0;
+    for (size_t i = 0; i < maps.size(); i++) {
+      const MapPlan& map = maps[i];
+      const uint64_t pointer = pointers[map.tensor];
+      auto& known = encoded_[i];
+      auto found = known.find(pointer);
+      if (found != known.end()) {
+        out[i] = found->second;
+        continue;
+      }
+      Status status = driver.cuTensorMapEncodeTiled(
+          out + i, map.dtype, map.rank, reinterpret_cast<void*>(pointer), map.dims, map.strides, map.box,
+          map.element_strides, map.interleave, map.swizzle, map.promotion, map.out_of_bounds);
+      if (status) return status;
+      if (known.size() >= kMaxEncoded) known.clear();
+      known[pointer] = out[i];
+      encoded++;
     }
-    const MapPlan& map = maps[index];
-    Status status = driver.cuTensorMapEncodeTiled(
-        &out, map.dtype, map.rank, reinterpret_cast<void*>(pointer), map.dims, map.strides, map.box,
-        map.element_strides, map.interleave, map.swizzle, map.promotion, map.out_of_bounds);
-    if (status) return status;
-    if (encoded_[index].size() >= kMaxEncoded) encoded_[index].clear();
-    encoded_[index][pointer] = out;
-    encoded++;
     return 0;
   }
 

@@ -168,6 +168,26 @@ bool run(Entry& entry, const View& a, const View& b, uint64_t address_a, uint64_
   return true;
 }
 
+// A new tensor with the type and the device of another one; an empty handle where there is no memory left.
+Owned empty(const View& like, const int64_t* sizes, const int64_t* strides) {
+  AtenTensorHandle handle = nullptr;
+  if (EmptyStrided make = table().driver.empty_strided) {
+    const size_t rank = static_cast<size_t>(like.rank);
+    const Place place = {static_cast<int8_t>(like.device_type), static_cast<int8_t>(like.device)};
+    void* room = ::operator new(sizeof(Made));
+    try {
+      new (room) Made(make({sizes, rank}, {strides, rank}, static_cast<int8_t>(like.dtype), place));
+    } catch (...) {
+      ::operator delete(room);
+      return Owned();
+    }
+    return Owned(static_cast<AtenTensorHandle>(room));
+  }
+  if (aoti_torch_empty_strided(like.rank, sizes, strides, like.dtype, like.device_type, like.device, &handle))
+    return Owned();
+  return Owned(handle);
+}
+
 // Whether a kernel served the product. out: where it stands, or null for a new tensor, which `made` owns then.
 bool serve(const View& a, const View& b, bool transposed, const View* out, Owned& made, int32_t rule = kTuned) {
   Problem problem(a, b, transposed, rule);
@@ -200,10 +220,10 @@ bool serve(const View& a, const View& b, bool transposed, const View* out, Owned
                  (address_b >= end_c || address_b + 2 * key.k * key.n <= address_c);
     return apart && run(*entry, a, b, address_a, address_b, address_c);
   }
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(a.rank, sizes, strides, a.dtype, a.device_type, a.device, &handle)) return false;
-  made = Owned(handle);
-  if (run(*entry, a, b, address_a, address_b, View(handle).address())) return true;
+  made = empty(a, sizes, strides);
+  void* address_c = nullptr;
+  if (!made.get() || aoti_torch_get_data_ptr(made.get(), &address_c)) return false;
+  if (run(*entry, a, b, address_a, address_b, reinterpret_cast<uint64_t>(address_c))) return true;
   made = Owned();  // torch makes its own
   return false;
 }
