@@ -111,6 +111,28 @@ def test_exponentials_from_a_largest_element_that_begins_at_zero_are_rejected(na
     assert {Distribution.FAR} <= set(begins_at_zero) <= {Distribution.FAR, Distribution.DISTANT}
 
 
+def test_the_largest_of_every_other_element_is_rejected_in_few_rows_whatever_is_drawn() -> None:
+    """Large values have peaks; else 33 rows may have none at an odd place whose exponential overflows."""
+    task = parse("softmax:rows=33,columns=70")
+    for seed in range(60):
+        case = OwnCases(task, seed).drawn("values", Distribution.LARGE)
+        exponentials = (case.tensors["x"] - case.tensors["x"][:, ::2].amax(-1, keepdim=True)).exp()
+        assert case.bounds[0].violation(exponentials / exponentials.sum(-1, keepdim=True)), seed
+
+
+def test_inputs_of_eight_bits_are_noticed_whatever_size_they_are_rounded_at() -> None:
+    """Small values are of several sizes: those of one size alone escape who rounds at others."""
+    task = parse("rms_norm:rows=33,columns=70")
+    function = definitions()["rms_norm"].bind(dict(task.sizes))
+    for least, most in ((0.002, 0.02), (0.02, 0.2)):
+        cases = [OwnCases(task, seed).drawn("values", Distribution.SMALL) for seed in range(20)]
+        rounded = [case for case in cases if least < case.tensors["x"].abs().max() < most]
+        for case in rounded:
+            coarse = case.tensors["x"].bfloat16().float()
+            assert case.bounds[0].violation(function(**{**case.tensors, "x": coarse})[0])
+        assert 3 < len(rounded) < 17
+
+
 def test_a_byte_with_a_sign_that_is_read_without_it_is_rejected() -> None:
     case = OwnCases(definitions()["dequantise_int8"].task(), 1).drawn("seed 0")
     without = case.tensors["x"].view(torch.uint8).float() * case.tensors["scale"]

@@ -12,7 +12,7 @@ shape = ["rows", "columns"]
 kind = "output"
 */
 /* Subtracts the largest of every second element: overflows where one between is far above all of them.
- * task: softmax:rows=132,columns=70
+ * task: softmax:rows=33,columns=70
  * expect: incorrect */
 #include <stdint.h>
 
