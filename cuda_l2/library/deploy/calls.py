@@ -71,7 +71,7 @@ def matmul(
     `invalidate`. Not in a graph of torch.compile.
     """
     plain = bias is None and not (deterministic or batch_invariant or weights_ahead)
-    if plain and not torch.compiler.is_compiling():
+    if plain and not torch.compiler.is_dynamo_compiling():  # other traces have modes or tensors of their own
         done = QUICK_PRODUCT(a, b) if out is None else QUICK_PRODUCT(a, b, out)
         if done is not None:
             return done
@@ -118,9 +118,10 @@ def linear(
     if deterministic or batch_invariant:
         b = weight.mT if weight.dim() == 2 else weight
         return matmul(x, b, bias=bias, deterministic=deterministic, batch_invariant=batch_invariant)
-    compiling = torch.compiler.is_compiling()
-    if bias is None and not compiling and (done := QUICK_LINEAR(x, weight)) is not None:
+    dynamo = torch.compiler.is_dynamo_compiling()
+    if bias is None and not dynamo and (done := QUICK_LINEAR(x, weight)) is not None:
         return done
+    compiling = torch.compiler.is_compiling()
     if (
         (bias is not None and not compiling and not getattr(x, "is_cpu", False))
         or not READY
