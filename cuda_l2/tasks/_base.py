@@ -1,5 +1,6 @@
 """What a task of our own is: tensors by name, a reference in PyTorch, sizes. One entry of a table in `own/`."""
 
+import difflib
 import importlib
 import inspect
 import pkgutil
@@ -185,7 +186,8 @@ def definition(name: str) -> Definition:
     """A task of our own; UserError where there is none of this name."""
     known = definitions()
     if name not in known:
-        near = [other for other in known if name.split("_", 1)[0] in other] or list(known)
+        near = [other for other in known if name.split("_", 1)[0] in other]
+        near = near or difflib.get_close_matches(name, known, 12) or list(known)
         others = ", ...: `cuda-l2 tasks` lists them all" if len(near) > 12 else ""
         raise UserError(f"there is no task {name!r}; choose from {', '.join(near[:12])}{others}")
     return known[name]
