@@ -290,7 +290,7 @@ def test_distributions_are_what_they_are_named_for() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("softmux", "no task 'softmux'; choose from softmax, log_softmax"),
+        ("softmux", "no task 'softmux'; choose from softmax, softplus"),
         ("softmax:lines=4", "has no size lines"),
         ("softmax:rows=0", "at least 1"),
         ("softmax:int8", "not int8"),
