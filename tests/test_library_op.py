@@ -240,7 +240,6 @@ def unusual(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], object]]
         return found[0]
 
     return {
-        "a gradient": lambda: quick(a, b.clone().requires_grad_()),
         "autocast": lambda: in_mode(torch.autocast("cpu", dtype=BFLOAT)),
         "a dispatch mode": lambda: in_mode(FakeTensorMode(allow_non_fake_inputs=True)),
         "a trace": traced,
@@ -332,6 +331,66 @@ def test_a_mode_sees_products_of_a_shape_that_a_kernel_serves(driver) -> None:
     assert {"cuda_l2.product.default", "cuda_l2.linear.default"} <= {*seen} and fake["launch_count"] == 2
 
 
+def wanting(m: int, n: int, k: int, which: str) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = (torch.randn(*shape).half() for shape in ((m, k), (k, n)))
+    return a.requires_grad_("a" in which), b.requires_grad_("b" in which)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("which", ["a", "b", "ab"])
+def test_gradients_are_recorded_without_the_operators_and_keep_what_they_need(driver, which, transposed) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = wanting(33, 24, 16, which)
+    rows, given = a.view(3, 11, 16), torch.randn(3, 11, 24).half()
+    result = calls.linear(rows, b.t()) if transposed else calls.matmul(rows, b)
+    assert fake["launch_count"] == 1 and "_Product" in type(result.grad_fn).__name__
+    assert [kept is not None for kept in result.grad_fn.saved_tensors] == ["b" in which, "a" in which]
+    found = torch.autograd.grad(result, [tensor for tensor in (a, b) if tensor.requires_grad], given)
+    again = [tensor.detach().requires_grad_() for tensor in (a, b)]
+    right = torch.autograd.grad(again[0].view(3, 11, 16) @ again[1], again, given)
+    for ours, theirs in zip(
+        found, [each for each, name in zip(right, "ab", strict=True) if name in which], strict=True
+    ):
+        assert torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_gradients_have_gradients(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = wanting(33, 24, 16, "ab")
+    (first,) = torch.autograd.grad(calls.matmul(a, b), a, torch.ones(33, 24).half(), create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), b)
+    assert torch.equal(second, torch.full_like(b, 33))
+
+
+def test_what_was_kept_for_a_gradient_and_changed_since_is_an_error(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = wanting(33, 24, 16, "a")
+    result = calls.matmul(a, b)
+    b.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("call", [calls.matmul, lambda a, b: calls.linear(a, b.t())])
+def test_torch_records_products_that_no_kernel_serves(driver, call) -> None:
+    fake, _ = driver
+    a, b = wanting(33, 24, 16, "ab")
+    result = call(a, b)
+    assert fake["launch_count"] == 0 and type(result.grad_fn).__name__ == "MmBackward0"
+    assert torch.equal(result, a @ b)
+
+
+def test_transforms_of_torch_func_take_the_operators(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = wanting(33, 24, 16, "b")
+    found = torch.func.grad(lambda a: (calls.matmul(a, b.detach()) * 0).sum() + a.sum())(a)
+    assert torch.equal(found, torch.ones_like(a))
+
+
 def test_constants_go_through_the_dispatcher_which_sees_what_writes_them(driver) -> None:
     fake, library = driver
     direct(fake, library, "33x24x16")
@@ -364,7 +423,7 @@ def test_results_are_made_without_the_dispatcher_where_torch_has_a_function_for_
 def test_without_a_function_of_torchs_the_dispatcher_serves_all(driver, monkeypatch, missing) -> None:
     _, library = driver
     monkeypatch.setattr(native, missing, "_ZNot_there")
-    assert library.quick(transposed=False) is None
+    assert library.quick(torch.matmul, transposed=False) is None
 
 
 def test_tensor_maps_are_encoded_once_per_pointer(driver) -> None:

@@ -207,7 +207,9 @@ def test_inputs_of_twelve_bits_are_noticed(name: str) -> None:
 
 
 CHAINED = {
-    "cosine_distance": lambda x, y: (1 - chain(x * y) / (chain(x * x).sqrt() * chain(y * y).sqrt()).clamp_min(1e-8))[:, 0],
+    "cosine_distance": lambda x, y: (1 - chain(x * y) / (chain(x * x).sqrt() * chain(y * y).sqrt()).clamp_min(1e-8))[
+        :, 0
+    ],
     "layer_norm": chained_layer_norm,
     "normalise_rows": lambda x: x / chain(x * x).sqrt().clamp_min(1e-12),
     "temperature_softmax": lambda logits, temperature: chained_softmax(logits / temperature[:, None]),

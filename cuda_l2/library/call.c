@@ -45,7 +45,7 @@ static PyCFunction is_neg;
 static void *const *(*tracing_state)(void);
 static int64_t (*dispatch_modes)(void), (*function_modes)(void);
 static uint8_t (*records_gradients)(void), (*key_included)(uint16_t key);
-static uint16_t pre_dispatch;
+static uint16_t pre_dispatch, transforms;
 
 static int plain(PyObject *object) { return Py_TYPE(object) == tensor_type || Py_TYPE(object) == parameter_type; }
 
@@ -85,10 +85,12 @@ static int overlap(const char *x, int64_t x_bytes, const char *y, int64_t y_byte
     return x < y + y_bytes && y < x + x_bytes;
 }
 
-/* Whether gradients of any of the tensors may have to be recorded: 1, 0, or -1 with an exception. */
+enum { FORWARD = 1, RECORDED = 2 };
+
+/* Whether gradients of any of the tensors may be wanted: FORWARD, RECORDED, 0, or -1 with an exception. */
 static int differentiates(PyObject *const *tensors, int count) {
     PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
-    if (!level || PyLong_AsLong(level) >= 0) return PyErr_Occurred() ? -1 : 1;
+    if (!level || PyLong_AsLong(level) >= 0) return PyErr_Occurred() ? -1 : FORWARD;
     int any = 0;
     for (int i = 0; i < count && !any && records_gradients(); ++i) {
         PyObject *value = requires_grad->get(tensors[i], requires_grad->closure);
@@ -96,7 +98,7 @@ static int differentiates(PyObject *const *tensors, int count) {
         any = value != Py_False;
         Py_DECREF(value);
     }
-    return any;
+    return any ? RECORDED : 0;
 }
 
 /* Whether a graph is traced or a mode sees what torch does, or a tensor stands for its negative: 1, 0, or -1. */
@@ -195,8 +197,10 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     int (*serve)(const DLTensor *a, const DLTensor *b, int transposed, const DLTensor *out, void **made);
+    int (*serves)(const DLTensor *a, const DLTensor *b, int transposed);
     PyObject *(*wrapped)(void *handle, void *wrap);
     void *wrap;
+    PyObject *recorded; /* recorded(a, b, transposed): the product, with its gradients */
     uint8_t (*autocasts)(int8_t device);
     int transposed;
 } Served;
@@ -208,8 +212,8 @@ static PyObject *serve_tensors(PyObject *self, PyObject *const *tensors, size_t 
     DLTensor found[3];
     for (int i = 0; right && i < count; ++i) right = plain(tensors[i]);
     if (!right || function_modes()) Py_RETURN_NONE; /* such a mode sees calls of torch.ops */
-    int careful = differentiates(tensors, count);
-    if (!careful) careful = unusual(tensors, count);
+    int careful = differentiates(tensors, count), records = careful == RECORDED && count == 2 && !key_included(transforms);
+    if (!careful || records) careful = unusual(tensors, count);
     if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
     for (int i = 0; right && i < count; ++i) right = described(tensors[i], &found[i]);
     if (!right) Py_RETURN_NONE;
@@ -217,24 +221,39 @@ static PyObject *serve_tensors(PyObject *self, PyObject *const *tensors, size_t 
     void *made = NULL;
     int done;
     Py_BEGIN_ALLOW_THREADS;
-    done = served->serve(&found[0], &found[1], served->transposed, count == 3 ? &found[2] : NULL, &made);
+    if (records)
+        done = served->serves(&found[0], &found[1], served->transposed);
+    else
+        done = served->serve(&found[0], &found[1], served->transposed, count == 3 ? &found[2] : NULL, &made);
     Py_END_ALLOW_THREADS;
     if (!done) Py_RETURN_NONE;
+    if (records) {
+        PyObject *terms[] = {tensors[0], tensors[1], served->transposed ? Py_True : Py_False};
+        return PyObject_Vectorcall(served->recorded, terms, 3, NULL);
+    }
     if (count == 3) return written(tensors[2]) ? Py_NewRef(tensors[2]) : NULL;
     PyObject *object = served->wrapped(made, served->wrap);
     if (!object && !PyErr_Occurred()) PyErr_NoMemory();
     return object;
 }
 
-/* Served(serve, wrapped, wrap, autocasts, transposed): addresses as integers. */
+static void served_dealloc(PyObject *self) {
+    Py_XDECREF(((Served *)self)->recorded);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* Served(serve, serves, wrapped, wrap, autocasts, recorded, transposed): addresses as integers. */
 static PyObject *served_new(PyTypeObject *type, PyObject *args, PyObject *names) {
-    unsigned long long serve, wrapped, wrap, autocasts;
+    unsigned long long serve, serves, wrapped, wrap, autocasts;
+    PyObject *recorded;
     int transposed;
-    if (!PyArg_ParseTuple(args, "KKKKp", &serve, &wrapped, &wrap, &autocasts, &transposed)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKKKKOp", &serve, &serves, &wrapped, &wrap, &autocasts, &recorded, &transposed)) return NULL;
     Served *served = (Served *)type->tp_alloc(type, 0);
     if (!served) return NULL;
     served->vectorcall = serve_tensors;
     served->serve = (int (*)(const DLTensor *, const DLTensor *, int, const DLTensor *, void **))(uintptr_t)serve;
+    served->serves = (int (*)(const DLTensor *, const DLTensor *, int))(uintptr_t)serves;
+    served->recorded = Py_NewRef(recorded);
     served->wrapped = (PyObject *(*)(void *, void *))(uintptr_t)wrapped;
     served->wrap = (void *)(uintptr_t)wrap;
     served->autocasts = (uint8_t(*)(int8_t))(uintptr_t)autocasts;
@@ -249,20 +268,21 @@ static PyTypeObject served_type = {
     .tp_vectorcall_offset = offsetof(Served, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_new = served_new,
+    .tp_dealloc = served_dealloc,
 };
 
 /* setup(Tensor, Parameter, exchange capsule, empty_like, increment_version, names of forward_ad, descriptors of requires_grad and
  * is_neg, addresses of getTracingState, stack_len of dispatch and of function modes, GradMode::is_enabled and
- * tls_is_dispatch_key_included, number of the key PreDispatch) */
+ * tls_is_dispatch_key_included, numbers of the keys PreDispatch and FuncTorchDynamicLayerFrontMode) */
 static PyObject *setup(PyObject *module, PyObject *args) {
     PyObject *tensor, *parameter, *capsule;
     PyGetSetDescrObject *grad;
     PyMethodDescrObject *neg;
     unsigned long long tracing, modes, functions, gradients, included;
-    if (!PyArg_ParseTuple(args, "O!O!OOOO!O!O!KKKKKH", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
+    if (!PyArg_ParseTuple(args, "O!O!OOOO!O!O!KKKKKHH", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
                           &increment_version, &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad,
                           &PyMethodDescr_Type, &neg, &tracing, &modes, &functions, &gradients,
-                          &included, &pre_dispatch))
+                          &included, &pre_dispatch, &transforms))
         return NULL;
     api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (!api) return NULL;

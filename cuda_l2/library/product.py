@@ -42,10 +42,11 @@ QUESTIONS = (
     "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
 )
 """Functions of torch's libraries that say whether torch.jit traces, how many dispatch and function modes are active,
-whether gradients are recorded, and whether the thread's calls all go by a dispatch key. Their Python forms cost a call 0.2 us."""
+whether gradients are recorded, and whether the thread's calls all go by a dispatch key. Their Python forms cost a call
+0.2 us."""
 
-PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
-"""The key of make_fx(pre_dispatch=True), whose modes are not on the stack of the others."""
+KEYS = (torch._C.DispatchKey.PreDispatch, torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
+"""The key of make_fx(pre_dispatch=True), whose modes are not on the stack of the others, and that of torch.func."""
 
 tracing_state = torch._C._get_tracing_state
 
@@ -56,7 +57,7 @@ def dispatch_modes() -> bool:
     Then, and where tracing_state is not None (torch.jit.trace, make_fx), torch's own operators alone are seen.
     """
     included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
-    return torch._C._len_torch_dispatch_stack() > 0 or included(PRE_DISPATCH)
+    return torch._C._len_torch_dispatch_stack() > 0 or included(KEYS[0])
 
 
 class Operand(NamedTuple):
@@ -324,7 +325,7 @@ def extension() -> ModuleType | None:
             *(torch.empty_like, torch._C._increment_version),
             *(vars(forward_ad), torch._C.TensorBase.requires_grad, torch._C.TensorBase.is_neg),
             *map(torchs, QUESTIONS),
-            PRE_DISPATCH.value,
+            *(key.value for key in KEYS),
         )
     except (UserError, ImportError, RuntimeError, AttributeError, TypeError, OSError) as error:
         warnings.warn(f"calls of kernels are several microseconds slower: {error}", RuntimeWarning, stacklevel=2)

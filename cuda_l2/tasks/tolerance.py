@@ -297,11 +297,11 @@ def _moved(
     return wide
 
 
-class _SumsMoved(TorchDispatchMode):
+class _SumsMoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves sums of fp64 numbers that PyTorch makes on the way, each by this share of itself, up or down at random."""
 
     def __init__(self, relative: float, generator: torch.Generator) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._relative, self._generator = relative, generator
 
     def __torch_dispatch__(

@@ -115,20 +115,22 @@ class Native:
         self._library.cuda_l2_resolve(None)
         self._resolve = None
 
-    def quick(self, *, transposed: bool) -> Callable[..., torch.Tensor | None] | None:
+    def quick(
+        self, recorded: Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor], *, transposed: bool
+    ) -> Callable[..., torch.Tensor | None] | None:
         """A product, or linear where transposed, without torch's dispatcher: what it costs is mostly the launch.
 
-        It takes a, b and maybe out. It returns None for all but plain tensors without gradients that a kernel serves:
-        torch.ops has to serve those. There is none where Python's headers, a C compiler or a function of torch's is
-        missing.
+        It takes a, b and maybe out. It returns None for all but plain tensors that a kernel serves: torch.ops has to
+        serve those. recorded(a, b, transposed) makes the product, and records it, where gradients are wanted. There is
+        none where Python's headers, a C compiler or a function of torch's is missing.
         """
         module = extension()
         try:
             of_torch = torchs(WRAP, "libtorch_python.so"), torchs(AUTOCASTS)
         except (AttributeError, OSError):
             return None
-        own = map(address_of, (self._library.cuda_l2_serve, self._library.cuda_l2_wrapped))
-        return module.Served(*own, *of_torch, transposed) if module else None
+        own = self._library.cuda_l2_serve, self._library.cuda_l2_serves, self._library.cuda_l2_wrapped
+        return module.Served(*map(address_of, own), *of_torch, recorded, transposed) if module else None
 
     def counts(self) -> dict[str, int]:
         """Numbers of launches, calls that torch served, tensor maps encoded, shapes asked for, workspaces made.

@@ -441,6 +441,17 @@ int cuda_l2_serve(const DLTensor* a, const DLTensor* b, int transposed, const DL
   }
 }
 
+// For call.c: whether a kernel would serve the product.
+int cuda_l2_serves(const DLTensor* a, const DLTensor* b, int transposed) {
+  try {
+    Problem problem(View(*a), View(*b), transposed != 0, kTuned);
+    std::shared_ptr<Entry> entry = problem.good ? table().find(problem.key) : nullptr;
+    return entry && !entry->broken;
+  } catch (...) {
+    return 0;
+  }
+}
+
 // With Python's lock: a handle's tensor as an object of Python by torch's own function; null where that fails.
 void* cuda_l2_wrapped(AtenTensorHandle handle, void* (*wrap)(const void* tensor)) {
   Owned owned(handle);
