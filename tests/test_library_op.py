@@ -313,6 +313,16 @@ def test_a_mode_that_moves_out_has_its_new_memory_written(driver) -> None:
     assert [launch.words[2] for launch in fake.launches] == [moved.data_ptr()]
 
 
+def test_a_default_device_is_no_mode_that_sees_products(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    with torch.device("cpu"):
+        assert calls.QUICK_PRODUCT(a, b) is not None
+        assert "_Product" in type(calls.matmul(a, b.requires_grad_()).grad_fn).__name__
+    assert fake["launch_count"] == 2
+
+
 def test_a_mode_sees_products_of_a_shape_that_a_kernel_serves(driver) -> None:
     """Tuning a model again notes its shapes so."""
     fake, library = driver
@@ -328,7 +338,9 @@ def test_a_mode_sees_products_of_a_shape_that_a_kernel_serves(driver) -> None:
     with Noting():
         calls.matmul(a, b)
         calls.linear(a, b.t())
-    assert {"cuda_l2.product.default", "cuda_l2.linear.default"} <= {*seen} and fake["launch_count"] == 2
+        calls.matmul(a, b.clone().requires_grad_())
+    operators = {"cuda_l2.product.default", "cuda_l2.linear.default", "cuda_l2.matmul.default"}
+    assert operators <= {*seen} and fake["launch_count"] == 3
 
 
 def wanting(m: int, n: int, k: int, which: str) -> tuple[torch.Tensor, torch.Tensor]:

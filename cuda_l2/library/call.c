@@ -38,8 +38,8 @@ typedef struct {
 
 /* From torch, once a process. */
 static const ExchangeApi *api;
-static PyTypeObject *tensor_type, *parameter_type;
-static PyObject *empty_like, *increment_version, *forward_ad, *level_name, *offset_name;
+static PyTypeObject *tensor_type, *parameter_type, *device_context;
+static PyObject *empty_like, *increment_version, *function_mode, *forward_ad, *level_name, *offset_name;
 static PyGetSetDef *requires_grad;
 static PyCFunction is_neg;
 static void *const *(*tracing_state)(void);
@@ -111,6 +111,19 @@ static int unusual(PyObject *const *tensors, int count) {
         Py_DECREF(value);
     }
     return any;
+}
+
+/* Whether a TorchFunctionMode is active, which sees calls of torch.ops: 1, 0, or -1 with an exception. Not that of
+ * torch.set_default_device, which touches new tensors alone. */
+static int seen(void) {
+    for (int64_t i = 0, count = function_modes(); i < count; ++i) {
+        PyObject *place = PyLong_FromLongLong(i), *mode = place ? PyObject_CallOneArg(function_mode, place) : NULL;
+        int other = mode && Py_TYPE(mode) != device_context;
+        Py_XDECREF(place);
+        Py_XDECREF(mode);
+        if (!mode || other) return mode ? 1 : -1;
+    }
+    return 0;
 }
 
 /* Counts a write: who saved the tensor for a backward pass learns that it has changed. 0 with an exception. */
@@ -211,8 +224,11 @@ static PyObject *serve_tensors(PyObject *self, PyObject *const *tensors, size_t 
     int count = (int)PyVectorcall_NARGS(flags), right = (count == 2 || count == 3) && !names;
     DLTensor found[3];
     for (int i = 0; right && i < count; ++i) right = plain(tensors[i]);
-    if (!right || function_modes()) Py_RETURN_NONE; /* such a mode sees calls of torch.ops */
-    int careful = differentiates(tensors, count), records = careful == RECORDED && count == 2 && !key_included(transforms);
+    if (!right) Py_RETURN_NONE;
+    int careful = seen();
+    if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
+    careful = differentiates(tensors, count);
+    int records = careful == RECORDED && count == 2 && !key_included(transforms);
     if (!careful || records) careful = unusual(tensors, count);
     if (careful) return careful < 0 ? NULL : Py_NewRef(Py_None);
     for (int i = 0; right && i < count; ++i) right = described(tensors[i], &found[i]);
@@ -271,16 +287,16 @@ static PyTypeObject served_type = {
     .tp_dealloc = served_dealloc,
 };
 
-/* setup(Tensor, Parameter, exchange capsule, empty_like, increment_version, names of forward_ad, descriptors of requires_grad and
- * is_neg, addresses of getTracingState, stack_len of dispatch and of function modes, GradMode::is_enabled and
+/* setup(Tensor, Parameter, DeviceContext, exchange capsule, empty_like, increment_version, what gives a function mode by its
+ * place, names of forward_ad, descriptors of requires_grad and is_neg, addresses of getTracingState, stack_len of dispatch and of function modes, GradMode::is_enabled and
  * tls_is_dispatch_key_included, numbers of the keys PreDispatch and FuncTorchDynamicLayerFrontMode) */
 static PyObject *setup(PyObject *module, PyObject *args) {
-    PyObject *tensor, *parameter, *capsule;
+    PyObject *tensor, *parameter, *context, *capsule;
     PyGetSetDescrObject *grad;
     PyMethodDescrObject *neg;
     unsigned long long tracing, modes, functions, gradients, included;
-    if (!PyArg_ParseTuple(args, "O!O!OOOO!O!O!KKKKKHH", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
-                          &increment_version, &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad,
+    if (!PyArg_ParseTuple(args, "O!O!O!OOOOO!O!O!KKKKKHH", &PyType_Type, &tensor, &PyType_Type, &parameter,
+                          &PyType_Type, &context, &capsule, &empty_like, &increment_version, &function_mode, &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad,
                           &PyMethodDescr_Type, &neg, &tracing, &modes, &functions, &gradients,
                           &included, &pre_dispatch, &transforms))
         return NULL;
@@ -300,6 +316,7 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     key_included = (uint8_t(*)(uint16_t))(uintptr_t)included;
     Py_INCREF(args); /* all of it stays */
     tensor_type = (PyTypeObject *)tensor, parameter_type = (PyTypeObject *)parameter;
+    device_context = (PyTypeObject *)context;
     Py_RETURN_NONE;
 }
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from cuda_l2.records import Gemm, Layout
 from cuda_l2.system.errors import UserError
@@ -321,8 +322,8 @@ def extension() -> ModuleType | None:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
         module.setup(
-            *(torch.Tensor, torch.nn.Parameter, exchange),
-            *(torch.empty_like, torch._C._increment_version),
+            *(torch.Tensor, torch.nn.Parameter, DeviceContext, exchange),
+            *(torch.empty_like, torch._C._increment_version, torch._C._get_function_stack_at),
             *(vars(forward_ad), torch._C.TensorBase.requires_grad, torch._C.TensorBase.is_neg),
             *map(torchs, QUESTIONS),
             *(key.value for key in KEYS),

@@ -228,7 +228,7 @@ class _Product(torch.autograd.Function):
 def _is_plain(a: Tensor, b: Tensor) -> bool:
     """Whether these are tensors of torch's own, in no transform, mode or trace."""
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    plain = type(a) in PLAIN and type(b) in PLAIN and not transformed
+    plain = type(a) in PLAIN and type(b) in PLAIN and not transformed and not torch._C._len_torch_function_stack()
     return plain and tracing_state() is None and not dispatch_modes()
 
 
