@@ -42,7 +42,7 @@ SPECIAL = {
 """What stands in place of elements by what it is called: each at a random place, NaN among others at the very last."""
 BESIDE_ZEROS = {"NaN beside zeros": 1.0, "NaN beside numbers and zeros": 0.5}
 """Where a task has other tensors of real numbers: the share of them that is zero, which saves no work beside NaN."""
-ROW_OF_MINUS_INFINITY = "a row of minus infinity"
+MINUS_INFINITY = ("a row of minus infinity", "a row of minus infinity before its end", "a column of minus infinity")
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
 verification, about a second."""
@@ -221,7 +221,8 @@ class OwnCases(Cases):
         self.others = self._others(np.random.default_rng([seed, 2]))
         self.far = (self._far if self.device.type == "cuda" else self._far_on_a_cpu)(np.random.default_rng([seed, 3]))
         beside = BESIDE_ZEROS if len(self._of_real_numbers) > 1 else ()
-        self.special_kinds = (*SPECIAL, *beside, *([ROW_OF_MINUS_INFINITY] if self.device.type == "cpu" else []))
+        masked = MINUS_INFINITY[: 2 if beside else 3] if self.device.type == "cpu" else ()
+        self.special_kinds = (*SPECIAL, *beside, *masked)
         self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
@@ -345,9 +346,10 @@ class OwnCases(Cases):
                 generator = seeded(self._mixed(key), name, given.device)
                 drawn = torch.rand(given.shape, generator=generator, device=given.device)
                 others[name] = given.masked_fill(drawn < BESIDE_ZEROS[kind], 0)
-        elif kind == ROW_OF_MINUS_INFINITY:
-            row = new.view(-1, new.shape[-1] if new.dim() else 1)
-            row[int(places[0]) // row.shape[1]] = -INFINITY
+        elif kind in MINUS_INFINITY:
+            rows = new.view(-1, new.shape[-1] if new.dim() else 1)
+            row, column = divmod(int(places[0]), rows.shape[1])
+            (rows[row], rows[row, :-3], rows[:, column])[MINUS_INFINITY.index(kind)].fill_(-INFINITY)
         else:
             if len(SPECIAL[kind]) > 1:  # where a loop over vectors has an end of its own
                 places[SPECIAL[kind].index(NAN)] = new.numel() - 1

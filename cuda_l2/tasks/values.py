@@ -37,7 +37,7 @@ class Distribution(enum.StrEnum):
     DISTANT = "distant"  # about -4,000 to -1,000, one time in four positive, all near each other: variances cancel
     SMALL = "small"  # deviation 0.001 to 0.05, another for each tensor
     HUGE = "huge"  # 30,000 to 60,000 of either sign, in fp16 alone: it does not hold sums of two
-    SPARSE = "sparse"  # one in ten is not zero
+    SPARSE = "sparse"  # one in ten is not zero; half of all integers are one number
     CONSTANT = "constant"  # one number everywhere; integers collide
 
     @property
@@ -106,7 +106,12 @@ class Values:
         if self.domain is Domain.INTEGERS:
             below = max(self.least + 1, evaluate(self.below, sizes))
             drawn = torch.randint(self.least, below, shape, generator=generator, device=device)
-            return (drawn.flatten()[:1].expand(shape) if distribution is Distribution.CONSTANT else drawn).to(dtype)
+            if distribution is Distribution.CONSTANT:
+                drawn = drawn.flatten()[:1].expand(shape)
+            elif distribution is Distribution.SPARSE and drawn.numel():
+                often = torch.rand(shape, generator=generator, device=device) < 0.5
+                drawn = torch.where(often, drawn.flatten()[drawn.numel() // 2], drawn)
+            return drawn.to(dtype)
         if self.domain is Domain.BOOLEANS:
             return torch.rand(shape, generator=generator, device=device) < 0.5
         if self.domain is Domain.UNIT:
