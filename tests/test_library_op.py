@@ -320,6 +320,7 @@ def test_a_default_device_is_no_mode_that_sees_products(driver) -> None:
     with torch.device("cpu"):
         assert calls.QUICK_PRODUCT(a, b) is not None
         assert "_Product" in type(calls.matmul(a, b.requires_grad_()).grad_fn).__name__
+        assert type(calls.matmul(a[:5], b).grad_fn).__name__ == "MmBackward0"
     assert fake["launch_count"] == 2
 
 
@@ -365,6 +366,30 @@ def test_gradients_are_recorded_without_the_operators_and_keep_what_they_need(dr
         found, [each for each, name in zip(right, "ab", strict=True) if name in which], strict=True
     ):
         assert torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("call", [calls.matmul, lambda a, b: calls.linear(a, b.t())])
+def test_gradients_of_a_vector(driver, call) -> None:
+    fake, library = driver
+    direct(fake, library, "1x24x16")
+    a, b = wanting(1, 24, 16, "ab")
+    (found_a, found_b) = torch.autograd.grad(call(a[0], b).sum(), (a, b))
+    assert fake["launch_count"] == 1
+    assert torch.allclose(found_a[0], b.sum(1), atol=1e-2) and torch.allclose(found_b, a[0, :, None].expand(16, 24))
+
+
+def test_torch_says_what_is_wrong_where_a_recorded_product_cannot_be_made(driver, monkeypatch) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = wanting(33, 24, 16, "ab")
+
+    def none(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("torch failed; its message stands above")
+
+    monkeypatch.setattr(calls, "DIRECT_PRODUCT", none)
+    fake["fails"] = 1
+    result = calls.matmul(a, b)
+    assert torch.equal(result, a @ b) and "_Product" in type(result.grad_fn).__name__
 
 
 def test_gradients_have_gradients(driver) -> None:

@@ -152,6 +152,15 @@ def test_integers_of_pytorchs_own_are_right_where_rounding_decides(dtype: torch.
     assert limit.violation(squares(**tensors)[0]) == ""
 
 
+def test_counts_by_sums_of_ones_are_no_matter_of_rounding() -> None:
+    def positive(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((x > 0).to(x.dtype).sum(-1).long(),)
+
+    tensors = {"x": torch.randn(64, 64)}
+    (limit,) = bounds(positive, tensors)
+    assert not limit.free.any() and limit.violation(positive(**tensors)[0] + 1)
+
+
 @pytest.mark.parametrize("task", ["cumsum:rows=4,columns=9", "sum_rows:rows=5,columns=33"])
 def test_one_chain_of_sums_is_right_at_sizes_far_from_those_shown(task: str) -> None:
     """PyTorch's own sums are in pieces, or in fp64."""

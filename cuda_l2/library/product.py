@@ -61,6 +61,12 @@ def dispatch_modes() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or included(KEYS[0])
 
 
+def function_modes() -> bool:
+    """Whether a TorchFunctionMode is active, but for torch.set_default_device's, which touches new tensors alone."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)
+
+
 class Operand(NamedTuple):
     """What a call demands of one tensor."""
 

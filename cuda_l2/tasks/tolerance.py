@@ -313,10 +313,10 @@ class _SumsMoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func.overloadpacket in SUMS and made.dtype == torch.float64:
+        if getattr(func, "overloadpacket", None) in SUMS and made.dtype == torch.float64:
             self.seen = True
             signs = torch.randint(2, made.shape, generator=self._generator, device=made.device) * 2 - 1
-            return made * (1 + self._relative * signs)
+            return torch.where(made == made.round(), made, made * (1 + self._relative * signs))  # counts are exact
         return made
 
 

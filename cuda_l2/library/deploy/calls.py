@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from cuda_l2.library.deploy import ahead, invariant, tracing, winners
 from cuda_l2.library.deploy.entries import DETERMINISTIC
 from cuda_l2.library.deploy.native import Native, native
-from cuda_l2.library.product import dispatch_modes, tracing_state
+from cuda_l2.library.product import dispatch_modes, function_modes, tracing_state
 from cuda_l2.system.errors import UserError
 
 Tensor = torch.Tensor
@@ -96,7 +96,7 @@ def matmul(
     try:
         if bias is None and not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
             result: Tensor = (PRODUCT if compiling else DIRECT_PRODUCT)(a, b)
-        elif bias is None and QUICK and not compiling and _is_plain(a, b):
+        elif plain and QUICK and not compiling and _is_plain(a, b):
             return torch.matmul(a, b)  # no kernel serves it, and this records it for less
         else:
             result = torch.ops.cuda_l2.matmul.default(a, b, bias)
@@ -210,8 +210,13 @@ class _Product(torch.autograd.Function):
         wants_a, wants_b, _ = ctx.needs_input_grad
         ctx.save_for_backward(a if wants_b else None, b if wants_a else None)
         ctx.transposed = transposed
-        done = (QUICK_LINEAR if transposed else QUICK_PRODUCT)(a, b)
-        product: Tensor = (DIRECT_LINEAR if transposed else DIRECT_PRODUCT)(a, b) if done is None else done
+        product = (QUICK_LINEAR if transposed else QUICK_PRODUCT)(a, b)
+        if product is not None:
+            return product
+        try:
+            product = (DIRECT_LINEAR if transposed else DIRECT_PRODUCT)(a, b)
+        except FAILURES:
+            product = torch.matmul(a, b.mT if transposed else b)
         return product
 
     @staticmethod
@@ -220,7 +225,7 @@ class _Product(torch.autograd.Function):
         grad_a = None if b is None else matmul(grad, b if ctx.transposed else b.mT)
         grad_b = None
         if a is not None:
-            rows, given = (each if each.dim() == 2 else each.flatten(0, -2) for each in (a, grad))
+            rows, given = (each if each.dim() == 2 else each.reshape(-1, each.shape[-1]) for each in (a, grad))
             grad_b = matmul(given.mT, rows) if ctx.transposed else matmul(rows.mT, given)
         return grad_a, grad_b, None
 
@@ -228,7 +233,7 @@ class _Product(torch.autograd.Function):
 def _is_plain(a: Tensor, b: Tensor) -> bool:
     """Whether these are tensors of torch's own, in no transform, mode or trace."""
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    plain = type(a) in PLAIN and type(b) in PLAIN and not transformed and not torch._C._len_torch_function_stack()
+    plain = type(a) in PLAIN and type(b) in PLAIN and not transformed and not function_modes()
     return plain and tracing_state() is None and not dispatch_modes()
 
 

@@ -441,12 +441,15 @@ int cuda_l2_serve(const DLTensor* a, const DLTensor* b, int transposed, const DL
   }
 }
 
-// For call.c: whether a kernel would serve the product.
+// For call.c: whether a kernel would serve the product. One that could not be launched still counts: what is computed again
+// for a gradient is to be recorded as it was at first.
 int cuda_l2_serves(const DLTensor* a, const DLTensor* b, int transposed) {
   try {
-    Problem problem(View(*a), View(*b), transposed != 0, kTuned);
-    std::shared_ptr<Entry> entry = problem.good ? table().find(problem.key) : nullptr;
-    return entry && !entry->broken;
+    const View first(*a), second(*b);
+    Problem problem(first, second, transposed != 0, kTuned);
+    if (!problem.good || (first.start | second.start) % 16) return 0;
+    DeviceGuard guard(first);  // asking for a shape may change the device
+    return table().find(problem.key) != nullptr;
   } catch (...) {
     return 0;
   }
