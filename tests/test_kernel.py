@@ -272,6 +272,8 @@ def test_an_exported_library_computes_the_product_from_python_and_from_c(kernel,
 def test_an_exported_function_needs_a_name_of_c(kernel, tmp_path) -> None:
     with pytest.raises(UserError, match="cannot name a C function"):
         kernel.export(tmp_path, "7; int x")
+    with pytest.raises(UserError, match="is called gemm already"):
+        kernel.export(tmp_path, "gemm")
     assert kernel.export(tmp_path).name == "libgemm_70x50x90_tn.so"
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write to"):

@@ -378,7 +378,7 @@ def test_gradients_of_a_vector(driver, call) -> None:
     assert torch.allclose(found_a[0], b.sum(1), atol=1e-2) and torch.allclose(found_b, a[0, :, None].expand(16, 24))
 
 
-def test_torch_says_what_is_wrong_where_a_recorded_product_cannot_be_made(driver, monkeypatch) -> None:
+def test_torch_makes_what_the_driver_does_not_launch_and_gradients_are_kept(driver, monkeypatch) -> None:
     fake, library = driver
     direct(fake, library, "33x24x16")
     a, b = wanting(33, 24, 16, "ab")

@@ -18,6 +18,7 @@ from conftest import honest_source
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.cpu.worker import Worker
+from cuda_l2.measure import torch_worker
 from cuda_l2.measure.baselines._base import TorchProduct, all_baselines, baselines_of, beginning, named
 from cuda_l2.measure.intervals import mean_interval, median_interval
 from cuda_l2.measure.operands import ProductOperands, slots_for
@@ -71,6 +72,7 @@ def test_text_that_a_user_gives_chooses_baselines_by_the_beginnings_of_their_nam
     assert [each.name for each in beginning(["torch widened"], known)] == [
         "torch widened, preallocated",
         "torch widened",
+        "torch widened, one thread",
     ]
     assert beginning([], known) == known
     with pytest.raises(UserError, match=r"begins with 'cuBLAS'; choose from .*torch fp16"):
@@ -93,6 +95,24 @@ def test_every_baseline_computes_the_task_on_every_layout(shape, rig) -> None:
                 arm.run(5.0)
                 operands.check(range(4), element_wise=True)
                 operands.require_untouched(4)
+
+
+def test_torch_is_timed_on_one_thread_too_where_a_product_is_small() -> None:
+    one = named("torch widened, one thread")
+    assert one.serves(Gemm(256, 256, 256)) and not one.serves(Gemm(256, 256, 257))
+    gemm, threads = Gemm(8, 8, 8), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        worker = torch_worker.Worker()
+        worker._task, worker._memory = gemm, torch.zeros(384, dtype=torch.uint8)
+        found = []
+        for name in ("torch widened, preallocated", one.name, "torch fp16"):
+            worker.handle({"op": "prepare", "arm": name, "calls": [{"a": 0, "b": 128, "c": 256}]})
+            found.append(torch.get_num_threads())
+        worker._mode.close()
+    finally:
+        torch.set_num_threads(threads)
+    assert found == [2, 1, 2]
 
 
 @pytest.fixture

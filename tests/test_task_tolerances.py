@@ -161,6 +161,25 @@ def test_counts_by_sums_of_ones_are_no_matter_of_rounding() -> None:
     assert not limit.free.any() and limit.violation(positive(**tensors)[0] + 1)
 
 
+def test_integers_that_differences_of_sums_decide_are_no_matter_of_one_chain() -> None:
+    """The least of distances which are 2^-17 and hold the rounding of sums near one."""
+
+    def nearest(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        dots = (x[:, None] * y).sum(-1)
+        lengths = (x * x).sum(-1).sqrt()[:, None] * (y * y).sum(-1).sqrt()
+        return ((1 - dots / lengths).argmin(-1),)
+
+    generator, wrong = torch.Generator().manual_seed(1), 0
+    for _ in range(8):
+        x, y = (2000 + 8 * torch.randn(rows, 512, generator=generator) for rows in (32, 16))
+        (limit,) = bounds(nearest, {"x": x, "y": y})
+        lengths = chain(x * x).sqrt() * chain(y * y).sqrt()[:, 0]
+        found = (1 - chain(x[:, None] * y)[..., 0] / lengths).argmin(-1)
+        assert not limit.violation(found)
+        wrong += int((found != limit.exact).sum())
+    assert wrong  # or nothing is shown
+
+
 @pytest.mark.parametrize("task", ["cumsum:rows=4,columns=9", "sum_rows:rows=5,columns=33"])
 def test_one_chain_of_sums_is_right_at_sizes_far_from_those_shown(task: str) -> None:
     """PyTorch's own sums are in pieces, or in fp64."""

@@ -287,18 +287,19 @@ static PyTypeObject served_type = {
     .tp_dealloc = served_dealloc,
 };
 
-/* setup(Tensor, Parameter, DeviceContext, exchange capsule, empty_like, increment_version, what gives a function mode by its
- * place, names of forward_ad, descriptors of requires_grad and is_neg, addresses of getTracingState, stack_len of dispatch and of function modes, GradMode::is_enabled and
- * tls_is_dispatch_key_included, numbers of the keys PreDispatch and FuncTorchDynamicLayerFrontMode) */
+/* setup(Tensor, Parameter, DeviceContext, exchange capsule, empty_like, increment_version, what gives a function mode by
+ * its place, names of forward_ad, descriptors of requires_grad and is_neg, addresses of getTracingState, stack_len of
+ * dispatch and of function modes, GradMode::is_enabled and tls_is_dispatch_key_included, numbers of the keys PreDispatch
+ * and FuncTorchDynamicLayerFrontMode) */
 static PyObject *setup(PyObject *module, PyObject *args) {
     PyObject *tensor, *parameter, *context, *capsule;
     PyGetSetDescrObject *grad;
     PyMethodDescrObject *neg;
     unsigned long long tracing, modes, functions, gradients, included;
     if (!PyArg_ParseTuple(args, "O!O!O!OOOOO!O!O!KKKKKHH", &PyType_Type, &tensor, &PyType_Type, &parameter,
-                          &PyType_Type, &context, &capsule, &empty_like, &increment_version, &function_mode, &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad,
-                          &PyMethodDescr_Type, &neg, &tracing, &modes, &functions, &gradients,
-                          &included, &pre_dispatch, &transforms))
+                          &PyType_Type, &context, &capsule, &empty_like, &increment_version, &function_mode,
+                          &PyDict_Type, &forward_ad, &PyGetSetDescr_Type, &grad, &PyMethodDescr_Type, &neg, &tracing,
+                          &modes, &functions, &gradients, &included, &pre_dispatch, &transforms))
         return NULL;
     api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (!api) return NULL;

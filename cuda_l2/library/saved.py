@@ -74,7 +74,8 @@ def torchs_best(task: Task, timing: Timing | None) -> str:
 
     The usual one keeps its buffers, so it is taken unless another is surely faster: a call that allocates may take a
     third longer in a caller's process than in the one that timed it. So it is where it was not timed, as beside a
-    search's later kernels, but where torch.matmul, which allocates nothing, was the strongest.
+    search's later kernels, but where torch.matmul, which allocates nothing, was the strongest. How many threads torch
+    has is for the caller to say, so that what ran on one is not handed out.
     """
     usual: TorchProduct = strongest_first(baselines_of(TorchProduct, "cpu"), task)[0]
     if timing is None:
@@ -84,7 +85,7 @@ def torchs_best(task: Task, timing: Timing | None) -> str:
         surely_slower = ratios[usual.name].low > ratios[timing.reference].high
     else:
         surely_slower = isinstance(torch_baseline(timing.reference), Half)
-    return timing.reference if surely_slower else usual.name
+    return timing.reference if surely_slower and not torch_baseline(timing.reference).threads else usual.name
 
 
 def to_text(kernel: Saved | TorchsOwn) -> str:
@@ -188,6 +189,8 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
     name = name or re.sub(r"\W", "_", f"gemm_{gemm}")
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise UserError(f"{name!r} cannot name a C function")
+    if name == terms.entry:
+        raise UserError(f"the kernel's own function is called {name} already; choose another name")
     built(kernel)  # the rules judge the text
     macros = {
         **{"NAME": name, "ENTRY": terms.entry, "M": gemm.m, "N": gemm.n, "K": gemm.k},

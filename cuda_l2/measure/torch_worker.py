@@ -30,6 +30,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._mode = contextlib.ExitStack()
+        self._threads = torch.get_num_threads()
         self._functions: dict[str, Function] = {}
         self._function: Function = dict
         self._calls: list[Views] = []
@@ -73,6 +74,7 @@ class Worker:
         assert isinstance(baseline, TorchBaseline)
         self._mode.close()
         self._mode.enter_context(torch.inference_mode() if baseline.in_place else torch.no_grad())
+        torch.set_num_threads(baseline.threads or self._threads)
         if name not in self._functions:
             self._functions[name] = baseline.bind(self._task)
         self._function, task = self._functions[name], self._task

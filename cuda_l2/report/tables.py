@@ -55,7 +55,7 @@ PROTOCOLS = {
 """What a protocol is, for a reader of its figures."""
 WIDENED = (
     "torch fp16: torch.matmul on the operands as they are. torch widened: on operands converted to fp32, and C back,"
-    " which is timed too; preallocated: into buffers made beforehand."
+    " which is timed too; preallocated: into buffers made beforehand; one thread: so, on one of torch's threads."
 )
 """What the names of a CPU's baselines mean."""
 OWN_COST = 0.05

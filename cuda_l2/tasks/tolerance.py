@@ -15,6 +15,7 @@ elements as the only output, which hides the precision of its terms.
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -170,27 +171,29 @@ def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float
         generator = torch.Generator(device).manual_seed(0)
         one, given = not any(output.dim() for output in exact), sum(tensor.numel() for tensor in tensors.values())
         move = ROUNDING if one else ROUNDING * noise
-        with _SumsMoved(ROUNDING, generator) as sums:
-            moved = [function(**_moved(tensors, move, generator))]
-        for _ in range(DRAWS - 1):
-            with sums if sums.seen else contextlib.nullcontext():  # a long loop takes three times as long in it
-                moved.append(function(**_moved(tensors, move, generator)))
+        terms = [given / max(1, right.numel()) for right in exact]
+        chained = [1.0 if one else min(MOST_CHAINED, max(1.0, each / CHAIN) ** 0.5) for each in terms]
+        sums = _SumsMoved(generator)
+
+        def on_moved(factor: float, more: float = 1.0) -> tuple[torch.Tensor, ...]:
+            with sums.by(factor * more * ROUNDING):
+                return function(**_moved(tensors, factor * move, generator))
+
+        moved = [on_moved(1.0) for _ in range(DRAWS)]
         moved_up = function(**_moved(tensors, move))
         choices, borders = list[Sequence[torch.Tensor]](), list[Sequence[torch.Tensor]]()
         if not all(output.dtype.is_floating_point and output.isfinite().all() for output in eager):
             for _ in range(DRAWS):
                 state = generator.get_state()
-                choices.append(function(**_moved(tensors, ROUNDING_FACTOR * move, generator)))
+                choices.append(on_moved(ROUNDING_FACTOR, max(chained)))
                 generator.set_state(state)  # what stands at a border crosses it one way or the other
-                borders.append(function(**_moved(tensors, -ROUNDING_FACTOR * move, generator)))
+                borders.append(on_moved(-ROUNDING_FACTOR, max(chained)))
             borders += [function(**_moved(tensors, sign * SAME_WAY_FACTOR * move)) for sign in (1, -1)]
     found = []
     for i, right in enumerate(exact):
-        terms = given / max(1, right.numel())
-        chained = 1.0 if one else min(MOST_CHAINED, max(1.0, terms / CHAIN) ** 0.5)
-        share = move * (SAME_WAY_FACTOR if terms <= CHAIN and not one else ROUNDING_FACTOR)
+        share = move * (SAME_WAY_FACTOR if terms[i] <= CHAIN and not one else ROUNDING_FACTOR)
         own = ([results[i] for results in each] for each in ((*moved, moved_up), choices, borders))
-        found.append(_bounds(eager[i], right, chained, share, *own))
+        found.append(_bounds(eager[i], right, chained[i], share, *own))
     return tuple(found)
 
 
@@ -294,29 +297,40 @@ def _moved(
     wide = widened(tensors)
     for name, tensor in wide.items():
         if tensor.dtype.is_floating_point:
-            signs: torch.Tensor | int = 1
-            if generator:
-                signs = torch.randint(2, tensor.shape, generator=generator, device=generator.device) * 2 - 1
-            wide[name] = tensor * (1 + relative * signs)
+            wide[name] = tensor * (1 + relative * (_signs(tensor, generator) if generator else 1))
     return wide
 
 
-class _SumsMoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Moves sums of fp64 numbers that PyTorch makes on the way, each by this share of itself, up or down at random."""
+def _signs(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """1 or -1 for each element, in fp64: integers times 2^-24 would be fp32, in which 1 + 2^-24 is 1."""
+    drawn = torch.randint(2, tensor.shape, generator=generator, device=tensor.device, dtype=torch.float64)
+    return drawn.mul_(2).sub_(1)
 
-    def __init__(self, relative: float, generator: torch.Generator) -> None:
+
+class _SumsMoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Moves sums of fp64 numbers that PyTorch makes on the way, each by a share of itself, up or down at random."""
+
+    def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._relative, self._generator = relative, generator
-        self.seen = False
+        self._generator = generator
+        self._relative = 0.0
+        self._met: bool | None = None
+
+    def by(self, relative: float) -> AbstractContextManager[object]:
+        """Moves them by this share; does nothing once a function had none, since a long loop is slower in it."""
+        if self._met is False:
+            return contextlib.nullcontext()
+        self._relative, self._met = relative, False
+        return self
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         if getattr(func, "overloadpacket", None) in SUMS and made.dtype == torch.float64:
-            self.seen = True
-            signs = torch.randint(2, made.shape, generator=self._generator, device=made.device) * 2 - 1
-            return torch.where(made == made.round(), made, made * (1 + self._relative * signs))  # counts are exact
+            self._met = True
+            moved = made * (1 + self._relative * _signs(made, self._generator))
+            return torch.where(made == made.round(), made, moved)  # counts are exact
         return made
 
 

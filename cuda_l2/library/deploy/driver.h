@@ -70,8 +70,8 @@ constexpr int kRelaxed = 2;                                                     
   X(cuLaunchKernelEx, const LaunchConfig*, Function, void**, void**)
 
 // A new tensor by torch's at::detail::empty_strided_cuda(IntArrayRef, IntArrayRef, ScalarType, optional<Device>), as
-// torch.compile's programs have it: the operator takes three times as long. No part of the stable ABI; its name holds the
-// types of its parameters, and a tensor is one pointer (op.cpp).
+// torch.compile's programs have it, without the dispatcher. No part of the stable ABI; its name holds the types of its
+// parameters, and a tensor is one pointer (op.cpp).
 struct Integers {
   const int64_t* data;
   size_t size;

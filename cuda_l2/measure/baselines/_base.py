@@ -70,6 +70,8 @@ class TorchBaseline(Baseline):
 
     in_place: bool = False
     """Whether it writes outputs that it is given by name, instead of returning new tensors."""
+    threads: int = 0
+    """On which it runs on a CPU; one a core where 0."""
 
     @abstractmethod
     def bind(self, task: Any) -> Function:

@@ -10,12 +10,18 @@ FP16_EXTENSIONS = ("avx512_fp16", "asimdhp")
 SLOW_NS, SLOW_TN_NS = 2.0, 0.2
 """Without arithmetic in fp16 a multiply-add takes torch so long where B is row-major, and where it is column-major."""
 
+ONE_THREADS_FLOPS = 2**25
+"""Up to which one thread may take less time than all: threads wait for one another, the longer the more they are."""
+
 
 class Preallocated(TorchProduct):
     """torch.mm on widened operands, in buffers that are allocated beforehand."""
 
+    def serves(self, task: Task) -> bool:
+        return super().serves(task) and (not self.threads or task.flops <= ONE_THREADS_FLOPS)
+
     def usually_strongest(self, task: Task) -> bool:
-        return True
+        return not self.threads
 
     def bind(self, task: Gemm) -> Function:
         import torch  # noqa: PLC0415 - in the process that launches it
@@ -56,4 +62,9 @@ class Widened(TorchProduct):
         return lambda a, b, c: c.copy_(torch.matmul(a.float(), b.float()))
 
 
-BASELINES = (Preallocated("torch widened, preallocated", 10), Half("torch fp16", 20), Widened("torch widened", 30))
+BASELINES = (
+    Preallocated("torch widened, preallocated", 10),
+    Half("torch fp16", 20),
+    Widened("torch widened", 30),
+    Preallocated("torch widened, one thread", 40, threads=1),
+)
