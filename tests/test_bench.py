@@ -491,7 +491,7 @@ def test_a_run_over_a_grid_says_at_once_what_it_will_do(tmp_path) -> None:
     process.kill()
     process.communicate()
     assert "the best kernels known, or default ones, on 24 shapes, 0 of them done before" in first
-    assert "under offline, server; 3 baselines (" in first and "torch fp16" in first and str(tmp_path) in first
+    assert "under offline, server; 4 baselines (" in first and "torch fp16" in first and str(tmp_path) in first
     assert re.search(r"; this takes at least \d+ s$", first)
     assert second.startswith("0 of 24 shapes; ")
 

@@ -60,6 +60,33 @@ def test_a_shortlist_holds_different_launches_of_valid_kernels(shape, pool) -> N
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_a_whole_pool_is_tried_kernel_by_kernel(shape, pool, monkeypatch) -> None:
+    monkeypatch.setattr("cuda_l2.runs.shortlist.COUNTS", ((99, 4),))
+    gemm = Gemm.parse(shape)
+    few, every = (Shortlist(pool, HOPPER, whole=whole) for whole in (False, True))
+    usable = (i for i in range(len(pool)) if every._usable(i, gemm, narrow=False))
+    tried = {option.row for option in every.options(gemm)}
+    assert {option.row for option in few.options(gemm)} < tried == {i for i in usable if every._orders(i, gemm, [], 1)}
+
+
+def test_kernels_of_a_table_are_all_tried_those_of_a_pool_by_rank(tmp_path: Path) -> None:
+    gemm = Gemm.parse("8192x4096x8192")
+    shortlist = Shortlist(default_pool([gemm], HOPPER, 30), HOPPER, whole=True)
+    first = {option.row: option for option in reversed(shortlist.options(gemm))}
+    schedules = [schedule for option in first.values() if (schedule := shortlist.schedule(option, gemm, 0))]
+    sizes = (dataclasses.replace(gemm, k=gemm.k + 64 * i) for i in range(len(schedules)))  # a table has one row a shape
+    rows = [Row(g, PLAIN, s.family.name, tuple(s.named.items()), 1.0) for g, s in zip(sizes, schedules, strict=True)]
+    write_table(tmp_path / "table.csv", rows)
+    write_pool(tmp_path / "pool.csv", pool_of(rows))
+    tried = []
+    for name in ("table", "pool"):
+        opened = survey(tmp_path / name, str(gemm), layouts="nn", **{name: tmp_path / f"{name}.csv"})
+        (options,) = opened._shortlists([gemm]).values()
+        tried.append({option.row for option in options})
+    assert tried[0] == set(range(len(rows))) > tried[1]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_plan_as_a_dependent_is_that_of_the_other_edge(shape, pool) -> None:
     gemm = Gemm.parse(shape)
     shortlist, checked = Shortlist(pool, HOPPER), 0

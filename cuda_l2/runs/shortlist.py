@@ -49,8 +49,11 @@ Times = dict[int, list[tuple[float, Named]]]
 class Shortlist:
     """A pool on one machine, with what is known of its times."""
 
-    def __init__(self, rows: Sequence[PoolRow], target: CudaTarget, known: Iterable[Row] = ()) -> None:
-        self.rows, self.target = rows, target
+    def __init__(
+        self, rows: Sequence[PoolRow], target: CudaTarget, known: Iterable[Row] = (), *, whole: bool = False
+    ) -> None:
+        """whole: every kernel of the pool that serves a shape is tried, not those alone that look best."""
+        self.rows, self.target, self._whole = rows, target, whole
         self._families = {row.family: family_of(row.family) for row in rows}
         self._named = [dict(row.schedule) for row in rows]
         self._index = {(row.family, row.schedule, row.layout): i for i, row in enumerate(rows)}
@@ -70,6 +73,8 @@ class Shortlist:
         bits = (gemm.m * gemm.n * gemm.k).bit_length() - 1
         count = NARROW_COUNT if narrow else next(count for limit, count in COUNTS if bits < limit)
         usable = [i for i in range(len(self.rows)) if self._usable(i, gemm, narrow)]
+        if self._whole:
+            count = ORDERS * len(usable)
         estimates = {i: self._family(i).estimate_us(gemm, self.target, self._named[i]) for i in usable}
         if narrow:  # as fast as with fp32 sums, where that is known
             times = {i: times[twin] for i in usable if (twin := self._twins[i]) in times}

@@ -202,7 +202,8 @@ class Survey(Closing):
         """What to try on each shape; worked out on all cores."""
         settings = self.settings
         context = multiprocessing.get_context("spawn")
-        arguments = (settings.out / POOL, self.target, settings.table or settings.known)
+        # a table's kernels are few: those that a model of their times ranks low may win by a fifth
+        arguments = (settings.out / POOL, self.target, settings.table or settings.known, bool(settings.table))
         with concurrent.futures.ProcessPoolExecutor(
             max(1, self.target.cores - 1), context, _prepare, arguments
         ) as pool:
@@ -217,9 +218,9 @@ _SHORTLIST: list[Shortlist] = []
 """State of a process that works out shortlists."""
 
 
-def _prepare(pool: Path, target: CudaTarget, known: Path | None) -> None:
+def _prepare(pool: Path, target: CudaTarget, known: Path | None, whole: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    _SHORTLIST[:] = [Shortlist(read_pool(pool), target, read_times(known) if known else ())]
+    _SHORTLIST[:] = [Shortlist(read_pool(pool), target, read_times(known) if known else (), whole=whole)]
 
 
 def _options_of(gemm: Gemm) -> list[Option]:
