@@ -70,7 +70,7 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
             return seconds_of(_timed[name])
         return BASELINE_S * OTHERS ** list(rounds.contestants).index(name)
 
-    def ceilings(threads: int, machine: str) -> tuple[float, float]:
+    def ceilings(threads: int, machine: str, flags: str) -> tuple[float, float]:
         compiled(PROGRAM, "-O3", target.NATIVE, "-pthread")
         return 100.0 * threads, 20.0
 

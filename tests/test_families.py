@@ -16,12 +16,13 @@ from cuda_l2.build.cuda import build_all as build_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Schedule, all_families, families_for
 from cuda_l2.families.cpu_gemm import FAMILY as CPU_GEMM
+from cuda_l2.families.cpu_gemm import PAIRS
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.propose._base import FamilySpace, space_for
 from cuda_l2.propose.random import RandomProposer
-from cuda_l2.records import Build, BuildStatus, Gemm, Layout, Trial
+from cuda_l2.records import Build, BuildStatus, Gemm, Layout, Trial, VerdictStatus
 
 SHAPES = (
     *("1x1x1", "1x1x1:tn", "7x5x3", "3x1x129:tn", "64x48x80", "33x65x257:tn", "1x200x300", "130x2x70:tn"),
@@ -123,6 +124,71 @@ def test_random_schedules_are_correct(shape, target, rig) -> None:
     with Evaluator(gemm, rig) as evaluator:
         for trial in settled(evaluator).evaluate(proposer.propose(3)):  # which builds several at a time
             assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)
+
+
+def pairs(shape: str, swap: int, target: CpuTarget) -> Schedule:
+    """A schedule that multiplies pairs of bf16 in several blocks of K and of columns."""
+    gemm = Gemm.parse(shape)
+    if not target.multiplies_pairs(gemm.dtype):
+        pytest.skip("this CPU multiplies no pairs of bf16")
+    wanted = default(CPU_GEMM, gemm, target).named | {"SWAP": swap, "MR": 5, "NV": 2, "KC": 128, "NC": 32}
+    assert wanted["WIDEN"] == PAIRS
+    return Schedule(CPU_GEMM, gemm, target, tuple(wanted.values()))
+
+
+@pytest.mark.parametrize("swap", [0, 1])
+@pytest.mark.parametrize("shape", ["29x45x301:bf16", "29x45x301:tn:bf16", "80x64x258:bf16", "80x64x258:tn:bf16"])
+def test_pairs_of_bf16_are_right_and_without_the_look_at_small_numbers_they_are_not(shape, swap, target, rig) -> None:
+    schedule = pairs(shape, swap, target)
+    honest = CPU_GEMM.render(schedule)
+    look = "return x > 0 && y > 0 && x + y >= SAFE_EXPONENTS;"
+    assert look in honest.source
+    flushing = replace(honest, source=honest.source.replace(look, "return x + y > 0;"))
+    with Evaluator(schedule.task, rig) as evaluator:
+        right, wrong = settled(evaluator).evaluate([honest, flushing])
+    assert right.status == "measured", right.reason
+    assert wrong.verdict is not None and wrong.verdict.status != VerdictStatus.CORRECT
+
+
+@pytest.mark.parametrize("swap", [0, 1])
+@pytest.mark.parametrize("layout", ["nn", "tn"])
+@pytest.mark.parametrize("factors", ["any", "normal"])
+def test_products_of_bf16_of_any_size_are_those_of_fp32(factors, layout, swap, target) -> None:
+    """One product an element, in a row's first or last pair, rounded once: many are subnormal, of some a factor is."""
+    schedule = pairs(f"37x40x129:{layout}:bf16", swap, target)
+    candidate = CPU_GEMM.render(schedule)
+    kernel = Kernel(schedule.task, candidate, build(candidate, target), target.machine)
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(0, 1 << 16, (2, 40), generator=generator, dtype=torch.int32)
+    if factors == "normal":  # of 2^-75 to 2^-54
+        words = (words & 0x8FFF) % (21 << 7) + (52 << 7) + (words & 0x8000)
+    left, right = (each.to(torch.int16).view(torch.bfloat16) for each in words)
+    left, right = (each.where(each.isfinite(), 1.0) for each in (left[:37], right))
+    wanted = (left[:, None].float() * right.float()).bfloat16()
+    assert factors == "any" or (wanted.float().abs() < 2**-126).any()
+    for k in (0, 1, 127, 128):
+        a, b = torch.zeros(37, 129).bfloat16(), torch.zeros(129, 40).bfloat16()
+        a[:, k], b[k] = left, right
+        assert torch.equal(kernel(a, b if layout == "nn" else b.t().contiguous().t()), wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "extensions", "has"),
+    [
+        ("bfloat16", 512, ("avx512f", "avx512_bf16"), True),
+        ("float16", 512, ("avx512f", "avx512_bf16"), False),
+        ("bfloat16", 512, ("avx512f",), False),
+        ("bfloat16", 256, ("avx2", "avx512_bf16"), False),
+    ],
+)
+def test_pairs_are_multiplied_where_a_cpu_can(dtype, bits, extensions, has) -> None:
+    machine = CpuTarget("two cores", 2, bits, (32 << 10, 1 << 20, 32 << 20), extensions=extensions)
+    gemm = replace(Gemm(512, 512, 512), dtype=dtype)
+    named = default(CPU_GEMM, gemm, machine).named
+    assert (named["WIDEN"] == PAIRS) is has
+    tried = [drawn(CPU_GEMM, gemm, machine, np.random.default_rng(seed)).named for seed in range(40)]
+    assert any(each["WIDEN"] == PAIRS for each in tried) is has
+    assert not any(each["WIDEN"] == PAIRS and each["VECTOR_BITS"] < 512 for each in tried)
 
 
 @pytest.mark.corpus(1)

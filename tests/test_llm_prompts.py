@@ -34,12 +34,12 @@ GEMM = Gemm.parse("512x256x128:tn")
 
 
 class Cpu(CpuTarget):
-    def ceilings(self) -> tuple[float, float]:
+    def ceilings(self, dtype: str = "") -> tuple[float, float]:
         return 234.0, 40.0
 
 
 class H200(CudaTarget):
-    def ceilings(self) -> tuple[float, float]:
+    def ceilings(self, dtype: str = "") -> tuple[float, float]:
         return 800.0, 4000.0
 
 

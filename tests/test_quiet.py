@@ -424,7 +424,7 @@ def test_a_figure_above_the_peak_is_told_as_an_error(rig, capsys) -> None:
 
 @pytest.mark.parametrize("doubt", ["", "other work ran meanwhile"])
 def test_a_peak_that_was_measured_beside_other_work_is_no_bound(doubt, rig, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(type(rig.target), "ceilings_doubt", lambda target: doubt)
+    monkeypatch.setattr(type(rig.target), "ceilings_doubt", lambda target, dtype="": doubt)
     found = trial(honest_source(), machine=rig.target.machine, task=GEMM, timing=timing(10.0, {"torch fp16": 20.0}))
     print_result(Result(GEMM, rig.target, Progress(best=found), {"offline": found}, None))
     said = " ".join(capsys.readouterr().out.split())

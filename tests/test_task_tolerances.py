@@ -10,8 +10,8 @@ from torch.nn import functional
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.tasks import parse
 from cuda_l2.tasks._base import definitions
-from cuda_l2.tasks.cases import Case, OwnCases
-from cuda_l2.tasks.tolerance import bounds
+from cuda_l2.tasks.cases import MINUS_INFINITY, Case, OwnCases
+from cuda_l2.tasks.tolerance import _moved, _SumsMoved, bounds
 from cuda_l2.tasks.values import Distribution
 from cuda_l2.verify.seeds import SEEDS
 
@@ -150,6 +150,22 @@ def test_integers_of_pytorchs_own_are_right_where_rounding_decides(dtype: torch.
     (limit,) = bounds(squares, tensors)
     assert limit.free.all()
     assert limit.violation(squares(**tensors)[0]) == ""
+
+
+def test_numbers_and_sums_move_up_and_down_by_the_least_share() -> None:
+    generator, share = torch.Generator().manual_seed(1), 2.0**-24
+    moved = _moved({"x": torch.full((100,), 1.5)}, share, generator)["x"]
+    with _SumsMoved(generator).by(share):
+        sums = torch.full((100, 3), 0.5, dtype=torch.float64).sum(-1)
+    for found in (moved, sums):
+        assert set(found.tolist()) == {1.5 * (1 - share), 1.5 * (1 + share)}
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
+def test_a_short_row_of_minus_infinity_before_its_end_has_one(columns: int) -> None:
+    cases = OwnCases(parse(f"softmax:rows=40,columns={columns}"), 3)
+    case = cases.special("x", MINUS_INFINITY[1])
+    assert case and int(case.tensors["x"].isneginf().sum()) == 1
 
 
 def test_counts_by_sums_of_ones_are_no_matter_of_rounding() -> None:

@@ -71,10 +71,17 @@ def test_what_keeps_its_buffers_is_handed_out_unless_another_is_surely_faster(us
     assert times.reference == "torch fp16" and torchs_best(GEMM, times) == given
 
 
-def test_what_ran_on_one_thread_is_not_handed_out() -> None:
-    times = timing(20.0, {"torch widened, one thread": 5.0, "torch widened, preallocated": 10.0}, 0.02)
-    assert times.reference == "torch widened, one thread"
-    assert torchs_best(GEMM, times) == "torch widened, preallocated"
+@pytest.mark.parametrize(
+    ("others", "given"),
+    [
+        ({"torch widened, preallocated": 10.0}, "torch widened, preallocated"),
+        ({"torch fp16": 6.0, "torch widened, preallocated": 10.0}, "torch fp16"),
+        ({}, "torch widened, preallocated"),
+    ],
+)
+def test_what_ran_on_one_thread_is_not_handed_out(others, given) -> None:
+    times = timing(20.0, {"torch widened, one thread": 5.0, **others}, 0.02)
+    assert times.reference == "torch widened, one thread" and torchs_best(GEMM, times) == given
 
 
 def test_an_interval_without_bounds_is_no_win() -> None:

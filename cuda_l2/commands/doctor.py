@@ -62,15 +62,17 @@ def _cpu() -> Iterator[Finding]:
     yield Finding(True, "C compiler", version)
     try:
         target = cpu.detect()
-        ceilings.again(target.cores, target.machine)
+        for dtype in ("float32", "bfloat16"):
+            ceilings.again(target.cores, target.measured_as(dtype)[0])
         (gflops, gbytes), doubt = target.ceilings(), target.ceilings_doubt()
+        pairs = target.ceilings("bfloat16")[0] if target.multiplies_pairs("bfloat16") else 0.0
     except UserError as error:
         yield Finding(False, "CPU", str(error), needed=True)
         return
     cores = counted(target.cores, "core")
     yield Finding(True, "CPU", f"{target.model}, {cores}, {target.vector_bits}-bit vectors")
     yield from _quota(target.cores)
-    reached = f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory"
+    reached = f"{gflops:.0f} GFLOP/s fp32, {f'{pairs:.0f} bf16, ' if pairs else ''}{gbytes:.0f} GB/s from memory"
     yield Finding(True, "measured peak", "; ".join(filter(None, [reached, doubt])))
 
 

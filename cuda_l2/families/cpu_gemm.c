@@ -34,7 +34,7 @@
 #define NC 256 /* columns of Y a block, rounded up to panels of NR */
 #endif
 #ifndef WIDEN
-#define WIDEN 1 /* where Y is widened: 0 in registers from the source, 1 when packed, 2 in registers from panels of elements */
+#define WIDEN 1 /* Y in fp32: 0 in registers from the source, 1 when packed, 2 in registers from panels; 3: pairs of bf16 */
 #endif
 #ifndef UNROLL
 #define UNROLL 4 /* K steps in one trip of the inner loop */
@@ -95,14 +95,21 @@ typedef struct {
 #define X_ROWS_CONTIGUOUS (SWAP && !LAYOUT_TN) /* then X tiles are stored k-major */
 #define Y_COLS_CONTIGUOUS (!SWAP && !LAYOUT_TN)
 #define MR_PAD ((MR + VW - 1) / VW * VW)
+#define STEPS (WIDEN == 3 ? KC / 2 : KC) /* of a block, of one or two K each */
 #if X_ROWS_CONTIGUOUS
-#define X_TILE(r, k) ((k)*MR_PAD + (r))
-#define X_TILE_SIZE (KC * MR_PAD)
+#define X_TILE(r, step) ((step)*MR_PAD + (r))
+#define X_TILE_SIZE (STEPS * MR_PAD)
 #else
-#define X_TILE(r, k) ((r)*(KC + XPAD) + (k))
-#define X_TILE_SIZE (MR * (KC + XPAD))
+#define X_TILE(r, step) ((r)*(STEPS + XPAD) + (step))
+#define X_TILE_SIZE (MR * (STEPS + XPAD))
 #endif
 
+#include "cpu_gemm_source.h"
+#if WIDEN == 3
+typedef uint32_t panel_t, tile_t;
+#include "cpu_gemm_pairs.h"
+#else
+typedef float tile_t;
 #if WIDEN == 1
 typedef float panel_t;
 INLINE vf panel_load(const panel_t *p) { return load(p); }
@@ -114,7 +121,6 @@ INLINE vf panel_load(const panel_t *p) { return widen(p); }
 INLINE void panel_store(panel_t *p, vf v) { narrow(p, v); }
 INLINE panel_t panel_one(uint16_t h) { return h; }
 #endif
-
 #include "cpu_gemm_pack.h"
 
 /* acc[MR][NR] += X tile (MR x kc) times Y panel (kc x NR), stride elements between panel rows. */
@@ -137,16 +143,24 @@ INLINE void multiply(const float *tile, const panel_t *panel, int64_t stride, in
         }
     }
 }
+#endif
 
-/* One register tile: continue from partial sums unless first, leave partial sums unless last. */
-static void compute_tile(const problem *p, const float *tile, const panel_t *panel, int64_t stride, int64_t kc,
-                         float *partial, int64_t row, int64_t col, int first, int last) {
+/* One register tile: continue from partial sums unless first, leave partial sums unless last. wide: not by pairs. */
+static void compute_tile(const problem *p, const tile_t *tile, const panel_t *panel, int64_t stride, int64_t kc,
+                         float *partial, int64_t row, int64_t col, int first, int last, int wide) {
     vf acc[MR][NV];
     UNROLL_BY(32)
     for (int r = 0; r < MR; ++r)
         UNROLL_BY(8)
         for (int v = 0; v < NV; ++v) acc[r][v] = first ? (vf){0} : load(partial + r * NR + v * VW);
+#if WIDEN == 3
+    if (wide) multiply_widened(tile, panel, CDIV(kc, 2), acc);
+    else multiply_pairs(tile, panel, CDIV(kc, 2), acc);
+    (void)stride;
+#else
     multiply(tile, panel, stride, kc, acc);
+    (void)wide;
+#endif
     if (!last) {
         UNROLL_BY(32)
         for (int r = 0; r < MR; ++r)
@@ -182,7 +196,7 @@ static int64_t tile_rows(const problem *p) {
 }
 static int64_t task_bytes(const problem *p) {
     int64_t partial = p->k > KC ? tile_rows(p) * MR * NC_PANELS * NR * 4 : 0;
-    return CDIV(KC * NC_PANELS * NR * (int64_t)sizeof(panel_t) + X_TILE_SIZE * 4 + partial, 4096) * 4096;
+    return CDIV(STEPS * NC_PANELS * NR * (int64_t)sizeof(panel_t) + X_TILE_SIZE * 4 + partial, 4096) * 4096;
 }
 
 /* One thread's share of Z: a run of row tiles, or of column panels. */
@@ -190,8 +204,8 @@ static void run_task(void *context, int64_t index) {
     const problem *p = context;
     unsigned char *base = p->workspace + index * task_bytes(p);
     panel_t *panels = (panel_t *)base;
-    float *tile = (float *)(base + KC * NC_PANELS * NR * sizeof(panel_t));
-    float *partials = tile + X_TILE_SIZE;
+    tile_t *tile = (tile_t *)(base + STEPS * NC_PANELS * NR * sizeof(panel_t));
+    float *partials = (float *)(tile + X_TILE_SIZE);
     int64_t row_tiles = CDIV(p->rows, MR), col_panels = CDIV(p->cols, NR);
     int64_t row_first = 0, row_last = row_tiles, col_first = 0, col_last = col_panels;
     if (SPLIT_COLUMNS) {
@@ -203,15 +217,29 @@ static void run_task(void *context, int64_t index) {
     }
     for (int64_t block = col_first; block < col_last; block += NC_PANELS) {
         int64_t block_panels = MIN(NC_PANELS, col_last - block);
+#if WIDEN == 3
+        int wide = 0, least_x, least_y[NC_PANELS];
+#endif
         for (int64_t k0 = 0; k0 < p->k; k0 += KC) {
             int64_t kc = MIN(KC, p->k - k0);
+#if WIDEN == 3
+            const int wide_from_here = wide; /* sums of a block that was widened may be subnormal */
+#endif
             for (int64_t j = 0; j < block_panels; ++j) {
                 int64_t col = (block + j) * NR;
                 if (WIDEN == 0 && Y_COLS_CONTIGUOUS && col + NR <= p->cols) continue; /* read in place */
-                pack_y(p, panels + j * KC * NR, col, k0, kc);
+#if WIDEN == 3
+                least_y[j] = pair_y(p, panels + j * STEPS * NR, col, k0, kc);
+#else
+                pack_y(p, panels + j * STEPS * NR, col, k0, kc);
+#endif
             }
             for (int64_t i = row_first; i < row_last; ++i) {
+#if WIDEN == 3
+                least_x = pair_x(p, tile, i * MR, k0, kc);
+#else
                 widen_x(p, tile, i * MR, k0, kc);
+#endif
                 for (int64_t j = 0; j < block_panels; ++j) {
                     if (PREFETCH_X && i + 1 < row_last) prefetch_x(p, (i + 1) * MR, k0, kc, j, block_panels);
                     int64_t col = (block + j) * NR;
@@ -219,12 +247,18 @@ static void run_task(void *context, int64_t index) {
 #if WIDEN == 0 && Y_COLS_CONTIGUOUS
                     if (col + NR <= p->cols) {
                         compute_tile(p, tile, p->y + k0 * p->y_k + col, p->y_k, kc, partial, i * MR, col, k0 == 0,
-                                     k0 + kc == p->k);
+                                     k0 + kc == p->k, 0);
                         continue;
                     }
+#elif WIDEN == 3
+                    int wide_here = wide_from_here || !is_safe(least_x, least_y[j]);
+                    wide |= wide_here;
+                    compute_tile(p, tile, panels + j * STEPS * NR, NR, kc, partial, i * MR, col, k0 == 0,
+                                 k0 + kc == p->k, wide_here);
+                    continue;
 #endif
-                    compute_tile(p, tile, panels + j * KC * NR, NR, kc, partial, i * MR, col, k0 == 0,
-                                 k0 + kc == p->k);
+                    compute_tile(p, tile, panels + j * STEPS * NR, NR, kc, partial, i * MR, col, k0 == 0,
+                                 k0 + kc == p->k, 0);
                 }
             }
         }

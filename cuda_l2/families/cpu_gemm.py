@@ -15,7 +15,11 @@ CHOICES = (
     Choice("MR", (1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14), "rows of the register tile"),
     Choice("KC", (128, 192, 256, 384, 512, 768, 1024, 2048), "K steps a cache block"),
     Choice("NC", (32, 64, 96, 128, 192, 256, 384, 512, 1024), "columns a cache block"),
-    Choice("WIDEN", (0, 1, 2), "elements widened in registers from the source, when packed, or from packed elements"),
+    Choice(
+        "WIDEN",
+        (0, 1, 2, 3),
+        "elements widened in registers from the source, when packed, or from packed elements; 3: pairs of bf16",
+    ),
     Choice("UNROLL", (1, 2, 4, 8), "K steps in one trip of the inner loop"),
     Choice("PREFETCH", (0, 4, 8, 16, 32), "K steps ahead that panel loads are prefetched"),
     Choice("PREFETCH_X", (0, 1), "1 fetches the next X tile's source while this one is multiplied"),
@@ -23,6 +27,7 @@ CHOICES = (
 REGISTERS = {512: 32, 256: 16, 128: 16}
 X_PADDING = 16  # XPAD of the source
 WIDE_BLOCK_CACHE = 1 << 20  # a block of 512 x 256 floats is to take half of the second level
+PAIRS = 3
 MAX_TILE_BYTES = 1 << 17  # of X; beyond this the first two cache levels hold nothing else
 
 
@@ -65,6 +70,8 @@ class CpuGemm(Family):
                     value < 2 * columns and 4 * value * chosen["KC"] <= 4 * max(target.cache_bytes[1], 1 << 18)
                 )
             case "WIDEN":
+                if value == PAIRS:
+                    return chosen["VECTOR_BITS"] == 512 and target.multiplies_pairs(gemm.dtype)
                 # in place only where the columns of Y lie next to each other
                 return value != 0 or (not chosen["SWAP"] and gemm.layout is Layout.NN)
             case "PREFETCH":
@@ -97,7 +104,7 @@ class CpuGemm(Family):
             "MR": 12 if wide else 6,
             "KC": 512,
             "NC": 256 if (target.cache_bytes[1] or WIDE_BLOCK_CACHE) >= WIDE_BLOCK_CACHE else 128,
-            "WIDEN": 1,
+            "WIDEN": PAIRS if target.multiplies_pairs(gemm.dtype) else 1,
             "UNROLL": 1,
             "PREFETCH": 0,
             "PREFETCH_X": int(gemm.k * max(gemm.m, gemm.n) > 1 << 22),
@@ -120,7 +127,8 @@ class CpuGemm(Family):
         tiles = f"cdiv({rows}, {mr})" if choice["SPLIT_COLUMNS"] else f"cdiv(cdiv({rows}, {mr}), {threads})"
         panel_bytes = kc * columns * (4 if choice["WIDEN"] == 1 else 2)
         stored_k_major = swap and schedule.task.layout is Layout.NN
-        tile_bytes = 4 * (kc * (-(-mr // vector) * vector) if stored_k_major else mr * (kc + X_PADDING))
+        steps = kc // 2 if choice["WIDEN"] == PAIRS else kc
+        tile_bytes = 4 * (steps * (-(-mr // vector) * vector) if stored_k_major else mr * (steps + X_PADDING))
         partial = f"min(1, cdiv(max(k, {kc}) - {kc}, {kc})) * {tiles} * {mr * columns * 4}"
         task = f"cdiv({panel_bytes + tile_bytes} + {partial}, 4096) * 4096"
         lines = ['target = "cpu"', *element(schedule.task), 'entry = "gemm"', f"threads = {threads}"]

@@ -80,12 +80,15 @@ def torchs_best(task: Task, timing: Timing | None) -> str:
     usual: TorchProduct = strongest_first(baselines_of(TorchProduct, "cpu"), task)[0]
     if timing is None:
         return usual.name
-    ratios = dict(timing.speedups)
+    ratios = {name: ratio for name, ratio in timing.speedups if not torch_baseline(name).threads}
+    if not ratios:
+        return usual.name
+    strongest = min(ratios, key=lambda name: ratios[name].estimate)
     if usual.name in ratios:
-        surely_slower = ratios[usual.name].low > ratios[timing.reference].high
+        surely_slower = ratios[usual.name].low > ratios[strongest].high
     else:
-        surely_slower = isinstance(torch_baseline(timing.reference), Half)
-    return timing.reference if surely_slower and not torch_baseline(timing.reference).threads else usual.name
+        surely_slower = isinstance(torch_baseline(strongest), Half)
+    return strongest if surely_slower else usual.name
 
 
 def to_text(kernel: Saved | TorchsOwn) -> str:

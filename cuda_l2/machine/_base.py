@@ -34,10 +34,10 @@ class Target(ABC):
         """In what throughput is told, and how many GFLOP/s that is: ("TFLOP/s", 1000.0)."""
 
     @abstractmethod
-    def ceilings(self) -> tuple[float, float]:
-        """Measured peak in `unit` and memory GB/s."""
+    def ceilings(self, dtype: str = "") -> tuple[float, float]:
+        """Measured peak in `unit`, of products of this type's elements, and memory GB/s."""
 
-    def ceilings_doubt(self) -> str:
+    def ceilings_doubt(self, dtype: str = "") -> str:
         """Why the ceilings may be higher than measured; empty where nothing suggests it."""
         return ""
 

@@ -175,8 +175,8 @@ def copy_templates(folder: Path, others: Sequence[Path] = ()) -> list[Path]:
 def describe_machine(target: Target, task: Task) -> str:
     """Target facts and the roofline bound of the task."""
     unit, _ = target.unit
-    peak, gbytes = target.ceilings()
-    doubt = target.ceilings_doubt()
+    peak, gbytes = target.ceilings(task.dtype)
+    doubt = target.ceilings_doubt(task.dtype)
     lines = [f"- {name}: {value}" for name, value in target.environment().items() if name not in IRRELEVANT]
     lines.append(
         f"- roofline bound of this task: {target.bound_us(task):.2f} us, from the measured peak of {peak:.0f} {unit}"

@@ -55,7 +55,8 @@ PROTOCOLS = {
 """What a protocol is, for a reader of its figures."""
 WIDENED = (
     "torch fp16: torch.matmul on the operands as they are. torch widened: on operands converted to fp32, and C back,"
-    " which is timed too; preallocated: into buffers made beforehand; one thread: so, on one of torch's threads."
+    " which is timed too; preallocated: into buffers made beforehand; one thread: so too, with"
+    " torch limited to one thread."
 )
 """What the names of a CPU's baselines mean."""
 OWN_COST = 0.05
@@ -202,14 +203,14 @@ def _reached(result: "Result", timing: Timing) -> str:
     """How much of what the machine could do, where that was measured in a quiet moment."""
     assert timing.candidate
     latency_us = timing.candidate.latency_us.estimate
-    peak, gbytes_per_s = result.target.ceilings()
+    peak, gbytes_per_s = result.target.ceilings(result.task.dtype)
     unit, gflops_a_unit = result.target.unit
     reached, most, of = result.task.bytes / latency_us * 1e-3, gbytes_per_s, "of what memory was measured to give"
     if result.task.product:
         reached, most = result.task.flops / latency_us * 1e-3 / gflops_a_unit, peak
         of = f"of the measured peak of {peak:.0f}"
     said = f"{reached:.3g} {unit if result.task.product else 'GB/s'}"
-    if result.target.ceilings_doubt():
+    if result.target.ceilings_doubt(result.task.dtype):
         return (
             f"{said}; other work ran while this machine's peak was measured: `cuda-l2 doctor` measures it again, in a"
             " quiet moment"

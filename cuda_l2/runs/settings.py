@@ -199,7 +199,8 @@ class SurveySettings:
     state: Literal["warm", "cold"] = "warm"
     """warm: launches back to back, plain and as dependents; cold: single ones with nothing cached, for servers."""
     table: Path | None = None
-    """Dispatch table whose kernels, and no others, are the pool. Its rows stay where no new one takes their place."""
+    """Dispatch table whose kernels, and no others, are the pool; all that serve a shape are timed on it. Its rows stay
+    where no new one takes their place."""
     pool: Path | None = None
     """CSV file of the kernels to choose from: layout, family, schedule. By default those the families rank first."""
     known: Path | None = None

@@ -1,4 +1,4 @@
-"""Which kernels of a pool to try on a shape, in which orders of tiles: by known times, else by the models."""
+"""Which kernels of a pool to try on a shape, in which orders of tiles: by known times, else by the models; or all."""
 
 import itertools
 import pickle
@@ -13,7 +13,10 @@ from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
 
 COUNTS = ((27, 40), (31, 30), (34, 24), (37, 16), (99, 12))
-"""Below so many bits of M N K, so many schedules a layout: long kernels are few times slower than one another."""
+"""Below so many bits of M N K, so many schedules a layout: long kernels are few times slower than one another.
+
+Of a table's kernels all are tried, whatever the sums.
+"""
 NARROW_COUNT = 10
 """Schedules with fp16 sums a layout, beside what was best with fp32 sums."""
 KNOWN_SHARE, KNOWN_WITHIN = 0.7, 1.3

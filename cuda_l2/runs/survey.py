@@ -211,7 +211,10 @@ class Survey(Closing):
 
     def _header(self) -> Header:
         pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
-        return Header(self.target.machine, {}, {"pool": pool, "cold": self.settings.cold}, now(), KIND, VERSION)
+        settings: dict[str, object] = {"pool": pool, "cold": self.settings.cold}
+        if self.settings.table:
+            settings["tried"] = "whole table"
+        return Header(self.target.machine, {}, settings, now(), KIND, VERSION)
 
 
 _SHORTLIST: list[Shortlist] = []

@@ -349,7 +349,7 @@ class OwnCases(Cases):
         elif kind in MINUS_INFINITY:
             rows = new.view(-1, new.shape[-1] if new.dim() else 1)
             row, column = divmod(int(places[0]), rows.shape[1])
-            most = max(1, rows.shape[1] - 3)
+            most = max(1, rows.shape[1] - 3)  # of a short row at least one
             (rows[row], rows[row, :most], rows[:, column])[MINUS_INFINITY.index(kind)].fill_(-INFINITY)
         else:
             if len(SPECIAL[kind]) > 1:  # where a loop over vectors has an end of its own

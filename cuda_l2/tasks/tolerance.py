@@ -9,8 +9,8 @@ what little is left where one is taken from another holds their rounding. Result
 inputs are small, what is computed from them rounds all the same, as exponentials near one do. Sums in less than fp32
 move results thousands of times as far. Nothing is asked of elements that this takes across the border to infinity.
 
-Integers and booleans must be equal wherever rounding does not decide between two. Not covered: an average over all
-elements as the only output, which hides the precision of its terms.
+Integers and booleans must be equal wherever rounding does not decide between two, as inputs and sums moved farther
+show. Not covered: an average over all elements as the only output, which hides the precision of its terms.
 """
 
 import contextlib

@@ -26,7 +26,7 @@ INTERRUPTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """GFLOP/s of fp32 multiply-adds and GB/s of memory reads, on all cores.
+    """GFLOP/s of multiply-adds with fp32 sums and GB/s of memory reads, on all cores.
 
     quiet: nothing interrupted the measuring.
     """
@@ -43,7 +43,10 @@ class Ceilings:
 
 
 def kept(threads: int, machine: str, flag: str) -> Ceilings:
-    """The ceilings of a machine, measured where they are not kept from a quiet moment. flag: for its instructions."""
+    """The ceilings of a machine, measured where they are not kept from a quiet moment. flag: for its instructions.
+
+    Those of other instructions are another machine's.
+    """
     path = place(threads, machine)
     found = _read(path)
     for _ in range(TRIES):
@@ -76,7 +79,7 @@ def again(threads: int, machine: str) -> None:
 
 def measure(threads: int, flag: str) -> Ceilings:
     """Run the program that measures, once."""
-    program = compiled(PROGRAM, "-O3", flag, "-pthread")
+    program = compiled(PROGRAM, "-O3", *flag.split(), "-pthread")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_nivcsw
     done = subprocess.run([program, str(threads)], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,5 +1,5 @@
-/* The two ceilings of a CPU: fused multiply-adds in registers, and reading memory larger than the caches.
- * Prints GFLOP/s and GB/s. usage: cpu_peak THREADS */
+/* The two ceilings of a CPU: fused multiply-adds in registers, with PAIRS those of pairs of bf16, and reading memory
+ * larger than the caches. Prints GFLOP/s and GB/s. usage: cpu_peak THREADS */
 #include "pool.c"
 
 #include <stdio.h>
@@ -21,6 +21,14 @@
 #define READ_BYTES (96 << 20)
 
 typedef float vf __attribute__((vector_size(VW * 4)));
+#ifdef PAIRS
+#include <immintrin.h>
+#define FLOPS 4
+#define MULTIPLY_ADD(sum, x, y) (vf)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(x), (__m512bh)(y))
+#else
+#define FLOPS 2
+#define MULTIPLY_ADD(sum, x, y) (sum) + (x) * (y)
+#endif
 static unsigned char *memory;
 static int threads;
 static volatile float sink;
@@ -45,7 +53,7 @@ static void multiply_add(void *context, int64_t index) {
     for (int64_t step = 0; step < STEPS; ++step) {
 #pragma GCC unroll 24
         for (int i = 0; i < CHAINS; ++i) {
-            sum[i] += x * y;
+            sum[i] = MULTIPLY_ADD(sum[i], x, y);
             __asm__ volatile("" : REGISTER(sum[i])); /* keep the chain: without it the sum has a closed form */
         }
     }
@@ -79,7 +87,7 @@ int main(int argc, char **argv) {
         double t1 = now();
         pool_parallel_for(threads, read_memory, 0);
         double t2 = now();
-        double f = 2.0 * VW * CHAINS * STEPS * threads / (t1 - t0), b = READ_BYTES / (t2 - t1);
+        double f = (double)FLOPS * VW * CHAINS * STEPS * threads / (t1 - t0), b = READ_BYTES / (t2 - t1);
         flops = f > flops ? f : flops;
         bytes = b > bytes ? b : bytes;
     }

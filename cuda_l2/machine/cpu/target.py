@@ -62,15 +62,25 @@ class CpuTarget(Target):
     def unit(self) -> tuple[str, float]:
         return "GFLOP/s", 1.0
 
-    def ceilings(self) -> tuple[float, float]:
-        """Measured GFLOP/s of fp32 multiply-adds and GB/s of memory reads, on all cores."""
-        return _ceilings(self.cores, self.machine)
+    def multiplies_pairs(self, dtype: str) -> bool:
+        """Whether one instruction multiplies two pairs of such elements and adds both products to a sum in fp32."""
+        return dtype == "bfloat16" and "avx512_bf16" in self.extensions and self.vector_bits == 512
 
-    def ceilings_doubt(self) -> str:
-        return "" if ceilings.undisturbed(self.cores, self.machine) else "other work ran meanwhile: they may be higher"
+    def ceilings(self, dtype: str = "") -> tuple[float, float]:
+        """Measured GFLOP/s of multiply-adds in fp32, or of pairs of bf16, and GB/s of memory reads, on all cores."""
+        return _ceilings(self.cores, *self.measured_as(dtype))
+
+    def measured_as(self, dtype: str) -> tuple[str, str]:
+        """Under which name ceilings are kept, and with which flags they are measured."""
+        pairs = self.multiplies_pairs(dtype)
+        return (f"{self.machine} pairs", f"{NATIVE} -DPAIRS") if pairs else (self.machine, NATIVE)
+
+    def ceilings_doubt(self, dtype: str = "") -> str:
+        quiet = ceilings.undisturbed(self.cores, self.measured_as(dtype)[0])
+        return "" if quiet else "other work ran meanwhile: they may be higher"
 
     def bound_us(self, task: Task) -> float:
-        gflops, gbytes = self.ceilings()
+        gflops, gbytes = self.ceilings(task.dtype)
         return max(task.flops / gflops, task.bytes / gbytes) * 1e-3
 
     def environment(self) -> dict[str, Any]:
@@ -179,6 +189,6 @@ def _cache(level: int) -> int:
 
 
 @functools.cache
-def _ceilings(threads: int, machine: str) -> tuple[float, float]:
-    found = ceilings.kept(threads, machine, NATIVE)
+def _ceilings(threads: int, machine: str, flags: str) -> tuple[float, float]:
+    found = ceilings.kept(threads, machine, flags)
     return found.gflops, found.gbytes_per_s

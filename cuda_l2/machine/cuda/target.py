@@ -61,7 +61,7 @@ class CudaTarget(Target):
     def unit(self) -> tuple[str, float]:
         return "TFLOP/s", 1000.0
 
-    def ceilings(self) -> tuple[float, float]:
+    def ceilings(self, dtype: str = "") -> tuple[float, float]:
         """Measured TFLOP/s of fp16 matrix products with fp32 sums, and GB/s of device memory."""
         return _ceilings()
 

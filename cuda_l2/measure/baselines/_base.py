@@ -71,7 +71,7 @@ class TorchBaseline(Baseline):
     in_place: bool = False
     """Whether it writes outputs that it is given by name, instead of returning new tensors."""
     threads: int = 0
-    """On which it runs on a CPU; one a core where 0."""
+    """Number of torch's threads on a CPU; 0 for one a core."""
 
     @abstractmethod
     def bind(self, task: Any) -> Function:

@@ -10,15 +10,15 @@ FP16_EXTENSIONS = ("avx512_fp16", "asimdhp")
 SLOW_NS, SLOW_TN_NS = 2.0, 0.2
 """Without arithmetic in fp16 a multiply-add takes torch so long where B is row-major, and where it is column-major."""
 
-ONE_THREADS_FLOPS = 2**25
-"""Up to which one thread may take less time than all: threads wait for one another, the longer the more they are."""
+ONE_THREAD_FLOPS = 2**25
+"""Operations (2 M N K) of the largest product that is timed on one thread too: threads wait for one another."""
 
 
 class Preallocated(TorchProduct):
     """torch.mm on widened operands, in buffers that are allocated beforehand."""
 
     def serves(self, task: Task) -> bool:
-        return super().serves(task) and (not self.threads or task.flops <= ONE_THREADS_FLOPS)
+        return super().serves(task) and (not self.threads or task.flops <= ONE_THREAD_FLOPS)
 
     def usually_strongest(self, task: Task) -> bool:
         return not self.threads
