@@ -49,7 +49,7 @@ verification, about a second."""
 CLOSE = 1e-9
 """Between fp64 results of two devices, relative to the largest: sums in another order, functions rounded otherwise."""
 EXCHANGES_TRIED = 8
-ALONE = (Domain.REAL, Domain.POSITIVE, Domain.UNIT, Domain.INTEGERS, Domain.BOOLEANS)
+ALONE = (Domain.REAL, Domain.POSITIVE, Domain.SQUARES, Domain.UNIT, Domain.INTEGERS, Domain.BOOLEANS)
 """Where one element may change without the others."""
 IMPRECISE = 0.02
 """An error below this share of the largest result is one of precision."""

@@ -9,7 +9,8 @@ what little is left where one is taken from another holds their rounding. Result
 inputs are small, what is computed from them rounds all the same, as exponentials near one do. Sums in less than fp32
 move results thousands of times as far. Nothing is asked of elements that this takes across the border to infinity.
 
-Integers and booleans must be equal wherever rounding does not decide between two, as inputs and sums moved farther
+What PyTorch gives without any rounding, as copies and largest elements are, must be equal. Integers and booleans must
+be equal wherever rounding does not decide between two, as inputs and sums moved farther
 show. Not covered: an average over all elements as the only output, which hides the precision of its terms.
 """
 
@@ -35,9 +36,11 @@ CHAIN, MOST_CHAINED = 64, 32.0
 """Terms of one chain for which the first factor is five times its error, which grows with their number, as what inputs
 moved at random do grows with its root; and the most that this root counts."""
 DRAWS = 3
-SUMS = (torch.ops.aten.sum, torch.ops.aten.mean, torch.ops.aten.linalg_vector_norm)
+SUMS = (torch.ops.aten.sum, torch.ops.aten.mean, torch.ops.aten.linalg_vector_norm, torch.ops.aten.cumsum)
 LEAST = 2.0**-120
 """What any result may be off by: exponentials that vanish come out as 0, or as 2^-126 where arguments are bounded."""
+UNROUNDED_LEAST = 64
+"""Elements of an output that is taken for one without rounding."""
 FREE_FACTOR = 4.0
 """Integers that rounding decides may be of any size up to this many times the reference's: an index far beyond a tensor
 is no answer."""
@@ -189,12 +192,40 @@ def bounds(function: Function, tensors: Mapping[str, torch.Tensor], noise: float
                 generator.set_state(state)  # what stands at a border crosses it one way or the other
                 borders.append(on_moved(-ROUNDING_FACTOR, max(chained)))
             borders += [function(**_moved(tensors, sign * SAME_WAY_FACTOR * move)) for sign in (1, -1)]
+        unrounded = _unrounded(function, tensors, eager, exact, generator)
     found = []
     for i, right in enumerate(exact):
         share = move * (SAME_WAY_FACTOR if terms[i] <= CHAIN and not one else ROUNDING_FACTOR)
         own = ([results[i] for results in each] for each in ((*moved, moved_up), choices, borders))
-        found.append(_bounds(eager[i], right, chained[i], share, *own))
+        limit = _bounds(eager[i], right, chained[i], share, *own)
+        found.append(replace(limit, rms_allowed=LEAST, max_allowed=LEAST) if unrounded[i] else limit)
     return tuple(found)
+
+
+def _unrounded(
+    function: Function,
+    tensors: Mapping[str, torch.Tensor],
+    eager: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor],
+    generator: torch.Generator,
+) -> list[bool]:
+    """Which outputs PyTorch gives as they are in fp64, on these inputs and on such of at most one."""
+
+    def equal(output: torch.Tensor, right: torch.Tensor) -> bool:
+        real = output.dtype.is_floating_point and output.numel() >= UNROUNDED_LEAST
+        return real and bool(((output == right) | (output.isnan() & right.isnan())).all())
+
+    found = [equal(*each) for each in zip(eager, exact, strict=True)]
+    if any(found):  # sums of equal numbers may be so by chance, and functions of large ones that are 0, 1 or these
+        near = dict(tensors)
+        for name, tensor in tensors.items():
+            if tensor.dtype.is_floating_point:
+                largest = tensor.double().nan_to_num(0, 0, 0).abs().max().clamp_min(1)
+                steps = torch.randint(-8, 9, tensor.shape, generator=generator, device=tensor.device).double()
+                near[name] = (tensor.double() / largest * (1 + torch.finfo(tensor.dtype).eps * steps)).to(tensor.dtype)
+        again = zip(function(**{n: t.clone() for n, t in near.items()}), function(**widened(near)), strict=True)
+        found = [first and equal(*each) for first, each in zip(found, again, strict=True)]
+    return found
 
 
 def _bounds(

@@ -16,6 +16,7 @@ class Domain(enum.StrEnum):
 
     REAL = "real"
     POSITIVE = "positive"
+    SQUARES = "squares"
     UNIT = "unit"  # between 0 and 1
     PROBABILITIES = "probabilities"  # of the last dimension
     LOG_PROBABILITIES = "log-probabilities"
@@ -30,14 +31,14 @@ class Distribution(enum.StrEnum):
 
     NORMAL = "normal"
     UNIFORM = "uniform"  # -1 to 0: nothing cancels, sums grow, and a largest element that begins at 0 stays there
-    OFFSET = "offset"  # mean 8, deviation 1: variances cancel
-    WIDE = "wide"  # deviation 8: exponentials spread
+    OFFSET = "offset"  # mean 8, deviation 1: variances cancel; a row in four rises
+    WIDE = "wide"  # deviation 8: exponentials spread; a row in four is the one before but for one element
     LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first; peaks stand alone
     FAR = "far"  # 100 to 200, a row in four -200 to -100: its exponentials vanish where a largest one began at 0
     DISTANT = "distant"  # about -4,000 to -1,000, one time in four positive, all near each other: variances cancel
     SMALL = "small"  # deviation 0.001 to 0.05, another for each tensor
     HUGE = "huge"  # 30,000 to 60,000 of either sign, in fp16 alone: it does not hold sums of two
-    SPARSE = "sparse"  # one in ten is not zero; half of all integers are one number
+    SPARSE = "sparse"  # one in ten is not zero, in a row in four none; half of all integers are one number
     CONSTANT = "constant"  # one number everywhere; integers collide
 
     @property
@@ -115,10 +116,15 @@ class Values:
         if self.domain is Domain.BOOLEANS:
             return torch.rand(shape, generator=generator, device=device) < 0.5
         if self.domain is Domain.UNIT:
-            return torch.rand(shape, generator=generator, device=device).to(dtype)
+            drawn = torch.rand(shape, generator=generator, device=device)
+            if distribution is Distribution.SPARSE:
+                drawn = _at_the_ends(drawn)
+            return drawn.to(dtype)
         if self.domain in (Domain.DEFINITE, Domain.TRIANGULAR) and distribution in NEARLY_PARALLEL:
             distribution = Distribution.NORMAL
         drawn = real(shape, generator, distribution)
+        if self.domain is Domain.REAL and distribution is Distribution.SPARSE and drawn.dim() > 1:
+            drawn[..., 2::4, :] = 0
         return (_shaped(drawn, self.domain) / math.sqrt(evaluate(self.fan_in, sizes))).to(dtype).contiguous()
 
 
@@ -148,9 +154,11 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
     drawn = torch.randn(shape, generator=generator, device=device)
     match distribution:
         case Distribution.OFFSET:
+            rows = drawn if drawn.dim() > 1 else drawn[..., None]
+            rows[..., 3::4, :] = rows[..., 3::4, :].sort(-1).values
             return drawn + 8
         case Distribution.WIDE:
-            return 8 * drawn
+            return _nearly_equal(8 * drawn, generator)
         case Distribution.LARGE:
             return _peaked(100 * drawn, generator)
         case Distribution.FAR:
@@ -184,11 +192,32 @@ def _peaked(drawn: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return drawn
 
 
+def _nearly_equal(drawn: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Every fourth row is the one before it but for one element."""
+    if drawn.dim() > 1 and drawn.numel():
+        rows = drawn.view(-1, drawn.shape[-1])
+        copies = rows[2::4]
+        at = torch.randint(rows.shape[1], (len(copies), 1), generator=generator, device=drawn.device)
+        copies.copy_(rows[1::4][: len(copies)].scatter(1, at, copies.gather(1, at)))
+    return drawn
+
+
+def _at_the_ends(drawn: torch.Tensor) -> torch.Tensor:
+    """Every fourth row, or element, is near 0 (10^-7 to 10^-12), one near 1 and one 0."""
+    rows = drawn if drawn.dim() > 1 else drawn[..., None]
+    rows[..., 1::4, :] = 10 ** (-7 - 5 * rows[..., 1::4, :])
+    rows[..., 2::4, :] = 1 - 10 ** (-4 - 3 * rows[..., 2::4, :])
+    rows[..., 3::4, :] = 0
+    return drawn
+
+
 def _shaped(drawn: torch.Tensor, domain: Domain) -> torch.Tensor:
     """Real numbers moved into a domain."""
     match domain:
         case Domain.POSITIVE:
             return drawn.abs() + 0.01
+        case Domain.SQUARES:
+            return drawn.square()
         case Domain.PROBABILITIES:
             return torch.softmax(drawn, -1)
         case Domain.LOG_PROBABILITIES:

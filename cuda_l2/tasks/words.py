@@ -100,6 +100,7 @@ SMALL_BYTES, SMALL_FLOPS = 4 << 20, 1 << 30
 _DOMAINS = {
     Domain.REAL: "real numbers",
     Domain.POSITIVE: "numbers above 0",
+    Domain.SQUARES: "numbers from 0 up",
     Domain.UNIT: "numbers from 0 up to 1",
     Domain.PROBABILITIES: "probabilities along the last dimension",
     Domain.LOG_PROBABILITIES: "logarithms of probabilities along the last dimension",

@@ -10,7 +10,7 @@ from cuda_l2.tasks.values import Domain, Values, normal
 _SIZES: Fields = {"cpu": {"count": 10000}, "gpu": {"count": 1 << 26}, "dtypes": ("float32",)}
 _STEP = {"parameter": normal("count"), "gradient": normal("count")}
 _MOMENTUM = {**_STEP, "momentum": normal("count")}
-_VARIANCE = {"variance": Values("count", Domain.POSITIVE)}
+_VARIANCE = {"variance": Values("count", Domain.SQUARES)}
 _MOMENTS = {**_MOMENTUM, **_VARIANCE}
 _ADAM: Fields = {**_SIZES, "outputs": ("new", "new_momentum", "new_variance")}
 _LAYERS: Fields = {
