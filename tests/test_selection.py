@@ -7,11 +7,13 @@ import math
 import numpy as np
 import pytest
 
+from cuda_l2.contract import kernel_id
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, PoolRow, joined
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.runs.selection import Case, choose, select, summary, table
+from cuda_l2.runs.selection import Case, choose, current, select, summary, table
+from cuda_l2.runs.shortlist import EDGE
 from cuda_l2.runs.survey import Arm, Record
 
 NAN = math.nan
@@ -103,6 +105,48 @@ def test_the_fp16_class_may_use_kernels_that_sum_in_fp32() -> None:
     assert Case(Gemm(*SIZE, accumulate=Accumulate.FP16), PLAIN, None) in only_z.kept
 
 
+def test_what_a_table_names_stays_unless_another_is_surely_faster() -> None:
+    record = times(arm("x", "nn", 1.004, 0.9), arm("y", "nn", 1.0, 0.8), arm("z", "tn", 1.0))
+    named = {
+        (Gemm(*SIZE), PLAIN): ("x", frozenset({(EDGE, 0)})),
+        (Gemm(*SIZE), PROGRAMMATIC): ("x", frozenset({(EDGE, 1)})),
+    }
+    kept = select([record], 3, table=named).kept
+    assert kept[Case(Gemm(*SIZE), PLAIN, Layout.NN)].arm.kernel == "x"
+    assert kept[Case(Gemm(*SIZE), PLAIN, Layout.NN)].us == 1.004
+    assert kept[Case(Gemm(*SIZE), PROGRAMMATIC, Layout.NN)].arm.kernel == "y"
+    assert select([record], 3).kept[Case(Gemm(*SIZE), PLAIN, Layout.NN)].arm.kernel == "y"
+    otherwise = {
+        (Gemm(*SIZE), PLAIN): ("x", frozenset({("ORDER", 2), (EDGE, 0)}))
+    }  # the same kernel, launched otherwise
+    assert select([record], 3, table=otherwise).kept[Case(Gemm(*SIZE), PLAIN, Layout.NN)].arm.kernel == "y"
+
+
+def test_kernels_of_what_is_not_timed_stay_and_count() -> None:
+    record = times(arm("x", "nn", 2.0), arm("y", "nn", 1.0))
+    elsewhere = {(Gemm(512, 512, 512), PLAIN): ("x", frozenset({(EDGE, 0)}))}
+    assert select([record], 1, table=elsewhere).kernels == ("x",)
+    assert select([record], 2, table=elsewhere).kernels == ("x", "y")
+    unseen = {(Gemm(512, 512, 512), PLAIN): ("w", frozenset({(EDGE, 0)}))}
+    assert select([record], 1, table=unseen).kernels == ()
+    here = {
+        (Gemm(*SIZE), PLAIN): ("x", frozenset({(EDGE, 0)})),
+        (Gemm(*SIZE), PROGRAMMATIC): ("x", frozenset({(EDGE, 0)})),
+    }
+    assert select([record], 1, table=here).kernels == ("y",)
+
+
+@pytest.mark.parametrize("given", [[0], [0, 2], [1, 2]])
+def test_given_columns_are_chosen_and_the_others_suit_them(given) -> None:
+    worth_SK = np.random.default_rng(len(given)).random((12, 9)).astype(np.float32)
+    found = choose(worth_SK, np.ones(12), 4, given)
+    assert set(given) <= set(found) and len(found) == 4
+    rest = [k for k in range(9) if k not in given]
+    values = [worth_SK[:, [*given, *more]].max(axis=1).sum() for more in itertools.combinations(rest, 4 - len(given))]
+    assert worth_SK[:, found].max(axis=1).sum() >= 0.98 * max(values)
+    assert choose(worth_SK, np.ones(12), 1, [0, 1]) == [0, 1]
+
+
 def test_cold_times_choose_cold_launches_alone() -> None:
     found = select([times(arm("x", "nn", 9.0), arm("y", "tn", 8.0))], 2, cold=True)
     assert {case.edge for case in found.kept} == {COLD}
@@ -125,6 +169,12 @@ def test_the_table_holds_whole_schedules() -> None:
     ]
     for row in found:
         assert row.candidate(target).family == family.name
+    current_rows = current(found, target)
+    launch = {name: value for name, value in found[1].schedule if name in (*family.launched, EDGE)}
+    assert current_rows[found[1].gemm, PROGRAMMATIC] == (
+        kernel_id(found[1].candidate(target).source),
+        frozenset(launch.items()),
+    )
     cold = table(select([times(arm("x", "nn", 5.0))], 1, cold=True), pool)
     assert [(row.edge, row.us, dict(row.schedule)["EDGE"]) for row in cold] == [(COLD, 5.0, 0)]
     both = joined(found, cold)

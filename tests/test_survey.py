@@ -14,13 +14,25 @@ import pytest
 
 from cuda_l2.contract import kernel_id, parse_cuda
 from cuda_l2.families._base import families_for
-from cuda_l2.library.table import COLD, PLAIN, PoolRow, Row, pool_of, read_pool, read_table, write_pool, write_table
+from cuda_l2.library.table import (
+    COLD,
+    PLAIN,
+    PROGRAMMATIC,
+    PoolRow,
+    Row,
+    pool_of,
+    read_pool,
+    read_table,
+    write_pool,
+    write_table,
+)
 from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.measure.quick import as_dependent
+from cuda_l2.measure import quick
+from cuda_l2.measure.quick import Item, as_dependent
 from cuda_l2.records import Accumulate, Gemm, Layout, from_json
 from cuda_l2.runs.results import Header
 from cuda_l2.runs.settings import SurveySettings
-from cuda_l2.runs.shortlist import KNOWN_WITHIN, Shortlist, default_pool
+from cuda_l2.runs.shortlist import KNOWN_WITHIN, Shortlist, default_pool, near_pool
 from cuda_l2.runs.survey import BUILDS, KIND, TIMES, Arm, Record, Survey, Times
 from cuda_l2.system.errors import UserError
 
@@ -84,6 +96,59 @@ def test_kernels_of_a_table_are_all_tried_those_of_a_pool_by_rank(tmp_path: Path
         (options,) = opened._shortlists([gemm]).values()
         tried.append({option.row for option in options})
     assert tried[0] == set(range(len(rows))) > tried[1]
+
+
+@pytest.fixture(scope="module")
+def table(pool: list[PoolRow]) -> list[Row]:
+    """Rows for two shapes, one of them with another kernel for dependents."""
+    shortlist, rows = Shortlist(pool, HOPPER), []
+    for shape in SHAPES[::2]:
+        gemm, found = Gemm.parse(shape), dict[int, Row]()
+        for option in shortlist.options(gemm):
+            schedule = shortlist.schedule(option, gemm, 0)
+            assert schedule
+            edge = PROGRAMMATIC if found else PLAIN
+            found.setdefault(option.row, Row(gemm, edge, schedule.family.name, tuple(schedule.named.items()), 1.0))
+        rows += list(found.values())[:2]
+    return rows
+
+
+def changed(a: PoolRow, b: PoolRow) -> set[str]:
+    """Names of the choices in which two kernels of one family differ."""
+    return {name for (name, x), (_, y) in zip(a.schedule, b.schedule, strict=True) if x != y}
+
+
+def test_kernels_near_a_tables_differ_from_one_in_one_choice(table: list[Row]) -> None:
+    own = pool_of(table)
+    near = near_pool(table, HOPPER, 1000, 0)
+    assert len(near) > 10 * len(own) and not set(near) & set(own)
+    for kernel in near:
+        twins = [other for other in own if (other.family, other.layout) == (kernel.family, kernel.layout)]
+        assert any(1 <= len(changed(kernel, other)) <= 1 + ("STAGES" in changed(kernel, other)) for other in twins)
+    few = near_pool(table, HOPPER, 3, 0)
+    assert few and set(few) < set(near) and len(few) <= 3 * len(own)
+    assert few == near_pool(table, HOPPER, 3, 0) != near_pool(table, HOPPER, 3, 1)
+
+
+def test_near_a_tables_row_nothing_else_is_tried(table: list[Row]) -> None:
+    rows = pool_of(table) + near_pool(table, HOPPER, 1000, 0)
+    shortlist = Shortlist(rows, HOPPER, table, whole=True, near=True)
+    for gemm in {row.gemm for row in table}:
+        bases = pool_of(row for row in table if row.gemm == gemm)
+        options = shortlist.options(gemm)
+        assert {rows[option.row] for option in options} >= set(bases)
+        for option in options:
+            kernel = rows[option.row]
+            twins = [base for base in bases if (base.family, base.layout) == (kernel.family, kernel.layout)]
+            assert any(len(changed(kernel, base) - {"STAGES"}) <= 1 for base in twins)
+        own = [option for option in options if option.own]
+        assert {rows[option.row] for option in own} == set(bases) and len(own) == len(bases)
+        every = len(shortlist._orders(own[0].row, gemm, [], 1 << 10))  # the table's own kernels in all orders of tiles
+        assert sum(option.row == own[0].row for option in options) == every
+    far = Gemm.parse("512x512x1024")  # the table names nothing for it
+    assert {option.row for option in shortlist.options(far)} == {
+        i for i in range(len(rows)) if shortlist._usable(i, far, narrow=False) and shortlist._orders(i, far, [], 1)
+    }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -220,6 +285,28 @@ def test_a_table_gives_the_pool_and_no_other_kernels(tmp_path: Path) -> None:
     warm = survey(tmp_path / "out", str(gemm), layouts="nn")
     with pytest.raises(UserError, match="measured with cold True, not False"):
         warm.load()
+    header = first._header()
+    earlier = dataclasses.replace(header, settings={k: v for k, v in header.settings.items() if k != "tried"})
+    store(tmp_path / "out", earlier, record((256, 256, 256)))  # of a table's kernels it timed the first by rank
+    with pytest.raises(UserError, match="tried"):
+        first.load()
+
+
+@pytest.mark.parametrize("settings", [{"near": 3}, {"near": -1, "table": Path("table.csv")}])
+def test_near_needs_a_table_and_a_number(settings) -> None:
+    with pytest.raises(UserError, match="--near"):
+        SurveySettings(**settings)
+
+
+def test_what_a_table_names_is_timed_twice_and_long_launches_seldom() -> None:
+    bench: Any = object.__new__(quick._Bench)
+    bench.finalists = 2
+    items = [Item(Layout.NN, "", b"", dependent=False, finalist=i == 4) for i in range(5)]
+    arms = [quick._Arm(i, quick.PLAIN, None, 1, first=1.0 + i) for i in range(5)]
+    final, more = bench._final(None, items, arms, 5.0)
+    assert [arm.index for arm in final] == [0, 1, 4] and not more
+    rounds = [bench._final_rounds(guess_us) for guess_us in (2.0, 40.0, 80.0, 1000.0)]
+    assert rounds == sorted(rounds, reverse=True) and rounds[0] == rounds[1] > rounds[2] > rounds[3] > 4
 
 
 @pytest.mark.gpu

@@ -24,7 +24,7 @@ class SelectSettings(SurveySettings):
     """How to choose."""
 
     most: int = 150
-    """Distinct compiled kernels to keep at most."""
+    """Distinct compiled kernels to keep at most. Those that --table has for other shapes or modes count and stay."""
     weights: str = "1,0.6,0.5,0.3"
     """What the modes count: fp32 plain, fp32 dependent, fp16 plain, fp16 dependent."""
 
@@ -46,7 +46,7 @@ def command(*, settings: SelectSettings = SelectSettings()) -> None:
 
     import time
 
-    from cuda_l2.library.table import joined, read_table, write_table
+    from cuda_l2.library.table import joined, write_table
     from cuda_l2.machine.cuda import target as cuda
     from cuda_l2.runs import selection
     from cuda_l2.runs.survey import Survey
@@ -56,10 +56,9 @@ def command(*, settings: SelectSettings = SelectSettings()) -> None:
         finished, interrupted = _timed(survey)
     shapes = counted(len(survey.records), "shape")
     print(f"{shapes} timed ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
-    chosen = selection.select(survey.records.values(), settings.most, weights, cold=cold)
-    rows = selection.table(chosen, survey.rows)
-    if settings.table:
-        rows = joined(read_table(settings.table), rows)
+    named = selection.current(survey.table, survey.target)
+    chosen = selection.select(survey.records.values(), settings.most, weights, cold=cold, table=named)
+    rows = joined(survey.table, selection.table(chosen, survey.rows))
     write_table(settings.out / TABLE, rows)
     text = selection.summary(chosen, survey.rows)
     write_text(settings.out / SUMMARY, text)

@@ -244,6 +244,7 @@ static void run_task(void *context, int64_t index) {
                     if (PREFETCH_X && i + 1 < row_last) prefetch_x(p, (i + 1) * MR, k0, kc, j, block_panels);
                     int64_t col = (block + j) * NR;
                     float *partial = partials + ((i - row_first) * NC_PANELS + j) * MR * NR;
+                    int wide_here = 0;
 #if WIDEN == 0 && Y_COLS_CONTIGUOUS
                     if (col + NR <= p->cols) {
                         compute_tile(p, tile, p->y + k0 * p->y_k + col, p->y_k, kc, partial, i * MR, col, k0 == 0,
@@ -251,14 +252,11 @@ static void run_task(void *context, int64_t index) {
                         continue;
                     }
 #elif WIDEN == 3
-                    int wide_here = wide_from_here || !is_safe(least_x, least_y[j]);
+                    wide_here = wide_from_here || !is_safe(least_x, least_y[j]);
                     wide |= wide_here;
-                    compute_tile(p, tile, panels + j * STEPS * NR, NR, kc, partial, i * MR, col, k0 == 0,
-                                 k0 + kc == p->k, wide_here);
-                    continue;
 #endif
                     compute_tile(p, tile, panels + j * STEPS * NR, NR, kc, partial, i * MR, col, k0 == 0,
-                                 k0 + kc == p->k, 0);
+                                 k0 + kc == p->k, wide_here);
                 }
             }
         }

@@ -58,7 +58,7 @@ static int pair_x(const problem *p, uint32_t *tile, int64_t row, int64_t k0, int
         uint32_t *out = tile + X_TILE(r, 0);
         int64_t s = 0;
         for (; r < rows && 2 * (s + VW) <= kc; s += VW) {
-            const wi words = load_words((const uint32_t *)(source + 2 * s));
+            const wi words = (wi)_mm512_loadu_si512(source + 2 * s); /* at any even address */
             store_words(out + s, words);
             least = least_of(least, words);
         }

@@ -33,11 +33,12 @@ PATIENCE_S = 20.0
 GRAPH_US = 70.0
 MAX_NODES = 32
 ROUNDS = 2
-FINAL_ROUNDS = 7
+FINAL_ROUNDS, LEAST_FINAL_ROUNDS, MEDIUM_US = 41, 7, 40.0
+"""Rounds of the finalists: so many for launches up to 40 us, fewer the longer they take. With 7 a difference of 1 %
+told nothing, with 41 nearly all of it came out in the reports (docs/log.md)."""
 COLD_FINAL_ROUNDS = 13
-"""A single launch varies more than the mean of many."""
 LONG_US = 300.0
-"""From here on fewer finalists and rounds do, and only the finalists are timed as dependents."""
+"""From here on fewer finalists do, and only they are timed as dependents."""
 EVICTED_CACHES = 2
 """Before a cold launch so many times the L2 cache is written."""
 LIMITS = {Accumulate.FP32: 1e-3, Accumulate.FP16: 5e-2}
@@ -53,6 +54,7 @@ class Item:
     artifact: str  # path of the cubin
     plan: bytes  # pickled Plan
     dependent: bool  # it can also be launched as a programmatic dependent
+    finalist: bool = False  # is timed in the second pass whatever the first one gave
 
 
 @dataclass
@@ -157,8 +159,6 @@ class _Arm:
 
 
 class _Bench:
-    final_rounds = FINAL_ROUNDS
-
     def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
         import torch  # noqa: PLC0415 - in this process alone
 
@@ -201,7 +201,7 @@ class _Bench:
         for arm in arms:
             samples[arm.index].first[arm.edge] = arm.first = min(taken.of(arm))
         final, more = self._final(gemm, items, arms, guess_us)
-        taken = self._rounds(final, 5 if guess_us > LONG_US else self.final_rounds)
+        taken = self._rounds(final, self._final_rounds(guess_us))
         for arm in final:
             samples[arm.index].final[arm.edge] = taken.median(arm)
         self.turn.value = -1
@@ -222,6 +222,9 @@ class _Bench:
             self.alive()
         return sampler.samples
 
+    def _final_rounds(self, guess_us: float) -> int:
+        return max(LEAST_FINAL_ROUNDS, round(FINAL_ROUNDS * min(1.0, MEDIUM_US / guess_us)))
+
     def _nodes(self, guess_us: float) -> int:
         """Launches that a graph holds."""
         return max(1 if guess_us > LONG_US else 2, min(MAX_NODES, round(GRAPH_US / guess_us)))
@@ -240,7 +243,8 @@ class _Bench:
         more: list[_Arm] = []
         for layout, edge in itertools.product(Layout, (PLAIN, DEPENDENT)):
             own = [arm for arm in arms if items[arm.index].layout is layout and arm.edge == edge]
-            found += sorted(own, key=lambda arm: arm.first)[:count]
+            own.sort(key=lambda arm: arm.first)
+            found += own[:count] + [arm for arm in own[count:] if items[arm.index].finalist]
         for arm in found:
             if items[arm.index].dependent and guess_us >= LONG_US:
                 more += self._arms(gemm, items[arm.index], arm.index, (DEPENDENT,), guess_us)
@@ -321,8 +325,6 @@ class _Bench:
 class _ColdBench(_Bench):
     """Samples as the server protocol takes them, but for its gaps."""
 
-    final_rounds = COLD_FINAL_ROUNDS
-
     def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
         from cuda_l2.machine.cuda.cupti import KernelTrace  # noqa: PLC0415
 
@@ -332,7 +334,12 @@ class _ColdBench(_Bench):
         self.evictions = 0
         self.trace = KernelTrace()
 
+    def _final_rounds(self, guess_us: float) -> int:
+        del guess_us  # clearing the caches takes longer than any launch that gains by many rounds
+        return COLD_FINAL_ROUNDS
+
     def _nodes(self, guess_us: float) -> int:
+        del guess_us
         return 1
 
     def _sample_us(self, arm: _Arm) -> float:

@@ -5,12 +5,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cuda_l2 import contract
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, PoolRow, Row, family_of, joined
+from cuda_l2.machine._base import Target
 from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.runs.shortlist import EDGE
 from cuda_l2.runs.survey import Arm, Record
 from cuda_l2.system.files import markdown_table
 from cuda_l2.system.text import counted
@@ -20,6 +24,8 @@ MODES = tuple((accumulate, edge) for accumulate in Accumulate for edge in (PLAIN
 COLD_MODES = tuple((accumulate, COLD) for accumulate in Accumulate)
 WEIGHTS = (1.0, 0.6, 0.5, 0.3)
 """Weights of the modes; cold ones count alike."""
+MARGIN = 0.005
+"""By this a kernel must beat the one that a table names for a shape: less is within what these times tell."""
 LAYOUT_SHARE = 0.15
 """Share of a mode's weight for callers who cannot choose B's layout; the rest is for the better of both."""
 
@@ -41,6 +47,26 @@ class Use:
     us: float
     arm: Arm
     edge: int
+    margin: float = 0.0
+
+    @property
+    def counted_us(self) -> float:
+        """What it is compared by."""
+        return self.us * (1 + self.margin)
+
+
+Current = Mapping[tuple[Gemm, str], tuple[str, frozenset[tuple[str, int]]]]
+"""What a table names: by product and edge the kernel's identity and its choices of the launch, EDGE among them."""
+
+
+def current(rows: Iterable[Row], target: Target) -> Current:
+    """What a table names."""
+    found = {}
+    for row in rows:
+        launched = {*family_of(row.family).launched, EDGE}
+        launch = frozenset((name, value) for name, value in row.schedule if name in launched)
+        found[row.gemm, row.edge] = contract.kernel_id(row.candidate(target).source), launch
+    return found
 
 
 @dataclass(frozen=True)
@@ -54,28 +80,44 @@ class Selection:
 
     def ratio(self, case: Case) -> float:
         """What of the best speed is left, 0 where no kernel serves the case."""
-        return self.best[case].us / self.kept[case].us if case in self.kept else 0.0
+        return self.best[case].counted_us / self.kept[case].counted_us if case in self.kept else 0.0
 
 
 def select(
-    records: Iterable[Record], most: int, weights: Sequence[float] = WEIGHTS, *, cold: bool = False
+    records: Iterable[Record],
+    most: int,
+    weights: Sequence[float] = WEIGHTS,
+    *,
+    cold: bool = False,
+    table: Current = MappingProxyType({}),
 ) -> Selection:
-    """Keep at most `most` kernels, over all modes that the records hold. cold: they are times of cold launches."""
-    uses = _uses(list(records), cold)
+    """Keep at most `most` kernels, over all modes that the records hold. cold: they are times of cold launches.
+
+    table: what it names for a shape stays unless another is faster by MARGIN. Kernels that it names for what the
+    records do not hold are kept and count among the `most`, however many they are.
+    """
+    uses = _uses(list(records), cold, table)
     kernels = sorted({kernel for found in uses.values() for kernel in found})
     column = {kernel: i for i, kernel in enumerate(kernels)}
     cases = list(uses)
-    best = {case: min(found.values(), key=lambda use: use.us) for case, found in uses.items()}
+    best = {case: min(found.values(), key=lambda use: use.counted_us) for case, found in uses.items()}
     worth_SK = np.zeros((len(cases), len(kernels)), np.float32)
     for i, case in enumerate(cases):
         for kernel, use in uses[case].items():
-            worth_SK[i, column[kernel]] = best[case].us / use.us
-    chosen = [kernels[i] for i in choose(worth_SK, _weights(cases, weights), most)] if cases else []
+            worth_SK[i, column[kernel]] = best[case].counted_us / use.counted_us
+    others = {
+        kernel
+        for (gemm, edge), (kernel, _) in table.items()
+        if Case(replace(gemm, layout=Layout.NN), edge, gemm.layout) not in uses
+    }
+    given = [column[kernel] for kernel in kernels if kernel in others]
+    most -= len(others) - len(given)
+    chosen = [kernels[i] for i in choose(worth_SK, _weights(cases, weights), most, given)] if cases else []
     kept = {}
     for case, found in uses.items():
         served = [found[kernel] for kernel in chosen if kernel in found]
         if served:
-            kept[case] = min(served, key=lambda use: use.us)
+            kept[case] = min(served, key=lambda use: use.counted_us)
     return Selection(tuple(chosen), len(kernels), best, kept)
 
 
@@ -86,7 +128,7 @@ def table(selection: Selection, rows: Sequence[PoolRow]) -> list[Row]:
         if case.layout is not None:
             gemm = replace(case.gemm, layout=case.layout)
             row = rows[use.arm.row]
-            named = {**dict(row.schedule), **dict(use.arm.launch), "EDGE": use.edge}
+            named = {**dict(row.schedule), **dict(use.arm.launch), EDGE: use.edge}
             schedule = tuple((choice.name, named[choice.name]) for choice in family_of(row.family).choices)
             found.append(Row(gemm, case.edge, row.family, schedule, use.us))
     return joined((), found)
@@ -119,7 +161,7 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
     return "\n".join([*lines, *markdown_table(head, shown)]) + "\n"
 
 
-def _uses(records: list[Record], cold: bool) -> dict[Case, dict[str, Use]]:
+def _uses(records: list[Record], cold: bool, table: Current) -> dict[Case, dict[str, Use]]:
     """For every case, by kernel, its fastest use."""
     uses: defaultdict[Case, dict[str, Use]] = defaultdict(dict)
     by_gemm = {record.gemm: record for record in records}
@@ -130,11 +172,14 @@ def _uses(records: list[Record], cold: bool) -> dict[Case, dict[str, Use]]:
             times = _joined(times, _times(wide))
         for (arm, edge), us in times.items():
             edges = (PLAIN, PROGRAMMATIC) if edge == 0 else (PROGRAMMATIC,)  # dependents where that is faster
+            launched = arm.kernel, frozenset([*arm.launch, (EDGE, edge)])
             for name in (COLD,) if cold else edges:
+                own = table.get((replace(record.gemm, layout=arm.layout), name))
+                use = Use(us, arm, edge, MARGIN if own and own != launched else 0.0)
                 for layout in (None, arm.layout):
                     found = uses[Case(record.gemm, name, layout)]
-                    if arm.kernel not in found or us < found[arm.kernel].us:
-                        found[arm.kernel] = Use(us, arm, edge)
+                    if arm.kernel not in found or use.counted_us < found[arm.kernel].counted_us:
+                        found[arm.kernel] = use
     return dict(uses)
 
 
@@ -181,15 +226,16 @@ Matrix = NDArray[np.float32]
 MOST_PASSES = 20
 
 
-def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int) -> list[int]:
+def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int, given: Sequence[int] = ()) -> list[int]:
     """At most `most` columns whose weighted sum over rows of the largest worth is large; in order of their number.
 
-    worth_SK: of kernel K to case S, 0 where it does not serve it. The greedy choice is at least 63 % of the best sum;
-    swaps of one kernel for another then go on until none helps, or MOST_PASSES are done. What adds nothing is left out.
+    worth_SK: of kernel K to case S, 0 where it does not serve it. given: columns that are chosen whatever they are
+    worth, however many. The greedy choice is at least 63 % of the best sum; swaps of one kernel for another then go on
+    until none helps, or MOST_PASSES are done. What adds nothing is left out.
     """
     weighted_SK = worth_SK * weights_S[:, None].astype(np.float32)
-    chosen: list[int] = []
-    best_S = np.zeros(len(weighted_SK), np.float32)
+    chosen: list[int] = list(given)
+    best_S = weighted_SK[:, chosen].max(axis=1, initial=0)
     while len(chosen) < min(most, weighted_SK.shape[1]):
         gains_K = np.maximum(weighted_SK - best_S[:, None], 0).sum(axis=0, dtype=np.float64)
         gains_K[chosen] = -1
@@ -199,19 +245,19 @@ def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int) -> list[
         chosen.append(k)
         best_S = np.maximum(best_S, weighted_SK[:, k])
     for _ in range(MOST_PASSES):
-        if not _swap_each(weighted_SK, chosen):
+        if not _swap_each(weighted_SK, chosen, len(given)):
             break
-    for k in list(chosen):
+    for k in chosen[len(given) :]:
         others = [other for other in chosen if other != k]
         if not (weighted_SK[:, k] > weighted_SK[:, others].max(axis=1, initial=0)).any():
             chosen = others
     return sorted(chosen)
 
 
-def _swap_each(weighted_SK: Matrix, chosen: list[int]) -> bool:
-    """Give every chosen kernel's place, in turn, to the kernel that is worth most there; whether any place changed."""
+def _swap_each(weighted_SK: Matrix, chosen: list[int], start: int) -> bool:
+    """Give every place from `start` on, in turn, to the kernel that is worth most there; whether any place changed."""
     changed = False
-    for place in range(len(chosen)):
+    for place in range(start, len(chosen)):
         others = chosen[:place] + chosen[place + 1 :]
         rest_S = weighted_SK[:, others].max(axis=1, initial=0)
         gains_K = np.maximum(weighted_SK - rest_S[:, None], 0).sum(axis=0, dtype=np.float64)

@@ -199,8 +199,11 @@ class SurveySettings:
     state: Literal["warm", "cold"] = "warm"
     """warm: launches back to back, plain and as dependents; cold: single ones with nothing cached, for servers."""
     table: Path | None = None
-    """Dispatch table whose kernels, and no others, are the pool; all that serve a shape are timed on it. Its rows stay
-    where no new one takes their place."""
+    """Dispatch table whose kernels are the pool; all that serve a shape are timed on it. Its rows stay where nothing is
+    0.5 % faster than they are."""
+    near: int = 0
+    """Add so many kernels for each of --table's that differ from it in one choice, and try on a shape only what differs
+    so from the table's row for it."""
     pool: Path | None = None
     """CSV file of the kernels to choose from: layout, family, schedule. By default those the families rank first."""
     known: Path | None = None
@@ -215,6 +218,8 @@ class SurveySettings:
     def __post_init__(self) -> None:
         if self.table and (self.pool or self.known):
             raise UserError("--table takes the place of --pool and --known")
+        if self.near < 0 or (self.near and not self.table):
+            raise UserError("--near takes a number of kernels near each one of --table")
 
     @property
     def cold(self) -> bool:

@@ -1,32 +1,38 @@
-"""Which kernels of a pool to try on a shape, in which orders of tiles: by known times, else by the models; or all."""
+"""Which kernels of a pool to try on a shape, in which orders of tiles: by known times, else by the models; or all.
+
+What a table names for a shape is tried there in every order of tiles, with all other kernels of the table, or with
+those of the pool that differ from one of them in one choice.
+"""
 
 import itertools
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from cuda_l2 import contract
 from cuda_l2.families._base import Family, Schedule, families_for
-from cuda_l2.library.table import PROGRAMMATIC, Named, PoolRow, Row, family_of
+from cuda_l2.library.table import PROGRAMMATIC, Named, PoolRow, Row, family_of, pool_of
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
 
 COUNTS = ((27, 40), (31, 30), (34, 24), (37, 16), (99, 12))
-"""Below so many bits of M N K, so many schedules a layout: long kernels are few times slower than one another.
-
-Of a table's kernels all are tried, whatever the sums.
+"""Upper limits of log2(M N K), each with the number of schedules tried a layout: the larger a shape, the less kernels
+differ there. Of a table's kernels all are tried, whatever the sums.
 """
 NARROW_COUNT = 10
 """Schedules with fp16 sums a layout, beside what was best with fp32 sums."""
 KNOWN_SHARE, KNOWN_WITHIN = 0.7, 1.3
 """Largest share of a list by known times, and how much slower than the best known they may be."""
 REORDERED, ORDERS = 3, 3
-"""So many kernels are tried in further orders of tiles, so many each."""
+"""Kernels that are tried in further orders of tiles, and the orders each."""
+ALL_ORDERS = 1 << 10
 NARROW = {"ACC": 16, "ACC16": 1}
 """Choices that sum in fp16, and WIDE their opposites."""
 WIDE = {"ACC": 32, "ACC16": 0}
-EDGE = "EDGE"
+EDGE, STAGES = "EDGE", "STAGES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class Option:
     kernel: str
     plan: bytes  # of the plain launch, pickled: tens of thousands wait in memory for their turn
     dependent: bool
+    own: bool = False  # the table launches it so for this shape
 
     @property
     def key(self) -> tuple[int, Layout, Named]:
@@ -53,10 +60,19 @@ class Shortlist:
     """A pool on one machine, with what is known of its times."""
 
     def __init__(
-        self, rows: Sequence[PoolRow], target: CudaTarget, known: Iterable[Row] = (), *, whole: bool = False
+        self,
+        rows: Sequence[PoolRow],
+        target: CudaTarget,
+        known: Iterable[Row] = (),
+        *,
+        whole: bool = False,
+        near: bool = False,
     ) -> None:
-        """whole: every kernel of the pool that serves a shape is tried, not those alone that look best."""
-        self.rows, self.target, self._whole = rows, target, whole
+        """whole: all kernels of the pool that serve a shape are tried, not only what looks best; known is a table.
+
+        near: those alone that are near one that the table names for the shape, where it names one.
+        """
+        self.rows, self.target, self._whole, self._near_alone = rows, target, whole, near
         self._families = {row.family: family_of(row.family) for row in rows}
         self._named = [dict(row.schedule) for row in rows]
         self._index = {(row.family, row.schedule, row.layout): i for i, row in enumerate(rows)}
@@ -66,6 +82,8 @@ class Shortlist:
             self._twins.append(self._find(kernel.family, tuple(wide), kernel.layout))
         self.known: dict[Gemm, Times] = {}
         """By the product with fp32 sums, whose times tell of the others too."""
+        self._own: dict[Gemm, dict[tuple[int, Named], None]] = {}
+        """What the table names for a shape: pool rows with their choices of the launch but EDGE."""
         for row in known:
             self._learn(row)
 
@@ -75,7 +93,11 @@ class Shortlist:
         narrow = gemm.accumulate is Accumulate.FP16
         bits = (gemm.m * gemm.n * gemm.k).bit_length() - 1
         count = NARROW_COUNT if narrow else next(count for limit, count in COUNTS if bits < limit)
+        own = self._own.get(gemm, {})
+        bases = dict.fromkeys(i for i, _ in own)
         usable = [i for i in range(len(self.rows)) if self._usable(i, gemm, narrow)]
+        if self._near_alone and bases:
+            usable = [i for i in usable if any(self._near(i, base) for base in bases)]
         if self._whole:
             count = ORDERS * len(usable)
         estimates = {i: self._family(i).estimate_us(gemm, self.target, self._named[i]) for i in usable}
@@ -86,7 +108,14 @@ class Shortlist:
         by_time = by_time[: round(KNOWN_SHARE * count)]
         by_model = sorted(set(usable) - set(by_time), key=lambda i: (estimates[i], i))
         found: list[Option] = []
+        for i in bases:
+            if i in usable:
+                found += self._orders(i, gemm, [launch for row, launch in own if row == i], ALL_ORDERS)
+        found = [replace(option, own=(option.row, option.launch) in own) for option in found]
+        count += len(found)
         for i in itertools.chain(by_time, by_model):
+            if i in bases:
+                continue
             known = [launch for _, launch in times.get(i, [])]
             orders = ORDERS if len(found) < REORDERED * ORDERS else 1
             found += self._orders(i, gemm, known, min(orders, count - len(found)))
@@ -109,19 +138,26 @@ class Shortlist:
         return self._schedule(option.row, replace(gemm, layout=option.layout), option.launch, edge)
 
     def _learn(self, row: Row) -> None:
-        if row.edge == PROGRAMMATIC:
-            return
         compiled = {choice.name for choice in family_of(row.family).choices if choice.compiled}
         schedule = tuple((name, value) for name, value in row.schedule if name in compiled)
         launch = tuple((name, value) for name, value in row.schedule if name not in compiled and name != EDGE)
         index = self._find(row.family, schedule, row.gemm.layout)
-        if index is not None:
+        if index is not None and self._whole:
+            self._own.setdefault(row.gemm, {})[index, launch] = None
+        if index is not None and row.edge != PROGRAMMATIC:
             times = self.known.setdefault(replace(row.gemm, accumulate=Accumulate.FP32), {})
             times[index] = sorted([*times.get(index, []), (row.us, launch)])
 
     def _find(self, family: str, schedule: Named, layout: Layout | None) -> int | None:
         own = self._index.get((family, schedule, layout))
         return self._index.get((family, schedule, None)) if own is None else own
+
+    def _near(self, row: int, other: int) -> bool:
+        """Whether two kernels of one family and layout differ in at most one choice, the number of stages apart."""
+        a, b = self.rows[row], self.rows[other]
+        if (a.family, a.layout) != (b.family, b.layout):
+            return False
+        return sum(x != y for x, y in zip(a.schedule, b.schedule, strict=True) if x[0] != STAGES) <= 1
 
     def _family(self, row: int) -> Family:
         return self._families[self.rows[row].family]
@@ -161,6 +197,45 @@ class Shortlist:
             return Schedule(family, gemm, self.target, tuple(named[choice.name] for choice in family.choices))
         except ValueError:
             return None
+
+
+def near_pool(table: Sequence[Row], target: Target, each: int, seed: int) -> list[PoolRow]:
+    """Up to `each` kernels for every kernel of a table, drawn among those near it, that the table does not have.
+
+    A near kernel has one choice changed, and where they do not fit any more, the number of stages. It is valid for the
+    smallest, the middle or the largest shape that the table uses the kernel for.
+    """
+    used: dict[PoolRow, list[Row]] = {}
+    for row in table:
+        (kernel,) = pool_of([row])
+        used.setdefault(kernel, []).append(row)
+    rng = np.random.default_rng(seed)
+    found: dict[PoolRow, None] = {}
+    for kernel, rows in used.items():
+        rows.sort(key=lambda row: row.gemm.flops)
+        sample = (rows[0], rows[len(rows) // 2], rows[-1])
+        near = [
+            other
+            for other in dict.fromkeys(itertools.chain.from_iterable(_variants(kernel, row, target) for row in sample))
+            if other not in used
+        ]
+        for i in rng.permutation(len(near))[:each]:
+            found[near[i]] = None
+    return list(found)
+
+
+def _variants(kernel: PoolRow, row: Row, target: Target) -> Iterator[PoolRow]:
+    family, named = family_of(kernel.family), dict(row.schedule)
+    for choice in family.choices:
+        if not choice.compiled or choice.name in NARROW:
+            continue
+        for value in choice.values:
+            values = family.nearest({**named, choice.name: value}, row.gemm, target)
+            chosen = zip(family.choices, values, strict=True)
+            schedule = tuple((each.name, value) for each, value in chosen if each.compiled)
+            changed = {name for (name, new), (_, old) in zip(schedule, kernel.schedule, strict=True) if new != old}
+            if choice.name in changed and changed <= {choice.name, STAGES}:
+                yield replace(kernel, schedule=schedule)
 
 
 def default_pool(gemms: Sequence[Gemm], target: Target, each: int) -> list[PoolRow]:

@@ -20,14 +20,14 @@ from typing import Any
 
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.library.kernels import kernels_of
-from cuda_l2.library.table import PoolRow, pool_of, read_pool, read_table, read_times, schedule_text, write_pool
+from cuda_l2.library.table import PoolRow, Row, pool_of, read_pool, read_table, read_times, schedule_text, write_pool
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.measure.quick import Item, QuickTimer
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.runs.results import Header, RunFile
 from cuda_l2.runs.settings import SurveySettings
-from cuda_l2.runs.shortlist import Option, Shortlist, default_pool
+from cuda_l2.runs.shortlist import Option, Shortlist, default_pool, near_pool
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
@@ -37,7 +37,7 @@ from cuda_l2.system.values import now
 POOL, BUILDS, TIMES = "pool.csv", "builds.jsonl", "times.jsonl"
 KIND = "cuda-l2 survey"
 VERSION = 2
-EACH, FINALISTS = 6, 4
+EACH, FINALISTS = 6, 8
 """Schedules of each family and shape in the pool that is made where none is given; those timed twice."""
 
 
@@ -88,6 +88,8 @@ class Survey(Closing):
 
     def __post_init__(self) -> None:
         self.gemms = self.settings.gemms()
+        self.table: list[Row] = []
+        """The rows of the table, if one gives the kernels."""
         self._options: dict[Gemm, list[Option]] = {}
         self._finalists: dict[Gemm, list[Option]] = {}  # of the fp32 class
         self._times: Times | None = None
@@ -95,7 +97,13 @@ class Survey(Closing):
     def pool(self) -> None:
         """The kernels to choose from: of the run's folder, else of the files given, else of the families' ranking."""
         path, given = self.settings.out / POOL, self.settings.table or self.settings.pool
-        rows = pool_of(read_table(given)) if self.settings.table and given else read_pool(given) if given else []
+        if self.settings.table:
+            self.table = read_table(self.settings.table)
+            rows = pool_of(self.table)
+            if self.settings.near:
+                rows += near_pool(self.table, self.target, self.settings.near, self.settings.seed)
+        else:
+            rows = read_pool(given) if given else []
         if path.exists():
             self.rows = read_pool(path)
             if given and rows != self.rows:
@@ -111,11 +119,13 @@ class Survey(Closing):
         self._options = self._shortlists(pending)
         needed: dict[str, Candidate] = {}
         shortlist, kept = Shortlist(self.rows, self.target), self._table_kernels()
+        given = set(pool_of(self.table))
         for gemm in pending:
             if gemm.accumulate is Accumulate.FP16:
                 self._recall_finalists(gemm, shortlist)
-            if kept:
-                self._options[gemm] = [option for option in self._options[gemm] if option.kernel in kept]
+            self._options[gemm] = [
+                option for option in self._options[gemm] if self.rows[option.row] not in given or option.kernel in kept
+            ]
             for option in [*self._options[gemm], *self._finalists.get(_wide(gemm), [])]:
                 if option.kernel not in needed:
                     needed[option.kernel] = shortlist.candidate(option, gemm)
@@ -175,7 +185,7 @@ class Survey(Closing):
         if gemm.accumulate is Accumulate.FP16:
             options += self._finalists.pop(_wide(gemm), [])
         options = [option for option in options if option.kernel in self.artifacts]
-        items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent) for o in options]
+        items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent, o.own) for o in options]
         with machine_lock(bus_id()):
             samples = timer.time(gemm, items)
         arms = tuple(
@@ -195,15 +205,15 @@ class Survey(Closing):
 
     def _table_kernels(self) -> set[str]:
         """Identities of the kernels that the table uses: no variant of them for other sizes is to be added."""
-        rows = read_table(self.settings.table) if self.settings.table else []
-        return {kernel.id for kernel in kernels_of(rows, self.target)}
+        return {kernel.id for kernel in kernels_of(self.table, self.target)}
 
     def _shortlists(self, gemms: Sequence[Gemm]) -> dict[Gemm, list[Option]]:
         """What to try on each shape; worked out on all cores."""
         settings = self.settings
         context = multiprocessing.get_context("spawn")
         # a table's kernels are few: those that a model of their times ranks low may win by a fifth
-        arguments = (settings.out / POOL, self.target, settings.table or settings.known, bool(settings.table))
+        modes = bool(settings.table), bool(settings.near)
+        arguments = (settings.out / POOL, self.target, settings.table or settings.known, *modes)
         with concurrent.futures.ProcessPoolExecutor(
             max(1, self.target.cores - 1), context, _prepare, arguments
         ) as pool:
@@ -213,7 +223,7 @@ class Survey(Closing):
         pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
         settings: dict[str, object] = {"pool": pool, "cold": self.settings.cold}
         if self.settings.table:
-            settings["tried"] = "whole table"
+            settings["tried"] = f"{self.settings.near} near" if self.settings.near else "whole table, orders"
         return Header(self.target.machine, {}, settings, now(), KIND, VERSION)
 
 
@@ -221,9 +231,10 @@ _SHORTLIST: list[Shortlist] = []
 """State of a process that works out shortlists."""
 
 
-def _prepare(pool: Path, target: CudaTarget, known: Path | None, whole: bool) -> None:
+def _prepare(pool: Path, target: CudaTarget, known: Path | None, whole: bool, near: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    _SHORTLIST[:] = [Shortlist(read_pool(pool), target, read_times(known) if known else (), whole=whole)]
+    times = read_times(known) if known else ()
+    _SHORTLIST[:] = [Shortlist(read_pool(pool), target, times, whole=whole, near=near)]
 
 
 def _options_of(gemm: Gemm) -> list[Option]:

@@ -219,7 +219,7 @@ def _unrounded(
     if any(found):  # sums of equal numbers may be so by chance, and functions of large ones that are 0, 1 or these
         near = dict(tensors)
         for name, tensor in tensors.items():
-            if tensor.dtype.is_floating_point:
+            if tensor.dtype.is_floating_point and tensor.numel():
                 largest = tensor.double().nan_to_num(0, 0, 0).abs().max().clamp_min(1)
                 steps = torch.randint(-8, 9, tensor.shape, generator=generator, device=tensor.device).double()
                 near[name] = (tensor.double() / largest * (1 + torch.finfo(tensor.dtype).eps * steps)).to(tensor.dtype)
