@@ -67,6 +67,8 @@ def test_a_kind_of_a_review_ends_as_said(name, judge, target, monkeypatch) -> No
         pytest.skip("what it does is said otherwise on this processor")
     if kind.get("only") == "gcc" and "clang" in target.compiler_version:
         pytest.skip("clang has no nested functions")
+    if kind.get("without") in target.extensions:
+        pytest.skip("this processor has an instruction for it")
     if kind.get("expect") == "timed-out":
         monkeypatch.setattr(cpu_session, "LAUNCH_TIMEOUT_S", 1.0)
     monkeypatch.setattr(structure, "DRAWN", len(structure.PATTERNS))

@@ -35,7 +35,7 @@ def counted(tmp_path, monkeypatch):
 
 def test_what_others_take_is_counted_and_ours_is_not(counted, monkeypatch) -> None:
     own_s, now = [100.0], [0.0]
-    monkeypatch.setattr(process_tree, "cpu_seconds", lambda _: own_s[0])
+    monkeypatch.setattr(process_tree, "own_seconds", lambda: own_s[0])
     cores = 2
     # user, nice, system, idle, waiting, interrupts, soft interrupts, stolen
     counted(100, 0, 0, 5, 5, 0, 0, 0)
@@ -51,6 +51,20 @@ def test_what_others_take_is_counted_and_ours_is_not(counted, monkeypatch) -> No
     assert noticed(Conditions(other_work=watch.found())) == "", "a tenth of a core is always taken"
     own_s[0] += 100.0
     assert watch.found().cores == 0.0, "clocks that do not agree"
+
+
+def test_what_ended_processes_took_stays_ours() -> None:
+    """Whoever is killed below a process that is killed too is waited for by nobody here."""
+    ready = f"{BURN}\nprint(flush=True)\ntime.sleep(600)"
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, ready], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert shell.stdout and shell.stdout.readline() == b"\n"
+    before = process_tree.own_seconds()
+    process_tree.kill(shell.pid)
+    shell.wait()
+    shell.stdout.close()
+    assert process_tree.own_seconds() >= before > process_tree.cpu_seconds(os.getpid()) + 0.4
 
 
 @pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu0 a b\n"])

@@ -41,6 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> Any:
     says = SimpleNamespace(stolen_s=0.0, periods=0, others=0.0, canary_s=1e-4)
     monkeypatch.setattr(quiet, "stolen_s", lambda: says.stolen_s)
     monkeypatch.setattr(quiet, "_throttled", lambda: says.periods)
+    monkeypatch.setattr(quiet, "_crowding", lambda: lambda core: 0.0)
     quiet._usual.cache_clear()
     monkeypatch.setattr(quiet, "OtherWork", lambda clock: SimpleNamespace(found=lambda: BusyCores(says.others, 2)))
     yield says
@@ -89,6 +90,43 @@ def test_known_work_that_takes_longer_disturbs(machine: Any, monkeypatch: pytest
     for _ in range(2 * CANARIES + 2):
         watch.begin()
     assert watch.disturbed() == "", "a clock that stays lower is no disturbance"
+
+
+def test_a_core_that_something_shares_disturbs(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its vector work takes longer; on a core that is always shared that is what is usual."""
+    took, asked = {4: 1.1, 6: 1.2}, list[int]()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {6, 4})
+    monkeypatch.setattr(quiet, "_exchange", lambda: lambda *cores: errno.EAGAIN)
+    monkeypatch.setattr(quiet, "_crowding", lambda: lambda core: asked.append(core) or took[core])
+    watch = Quiet(ticking(1e-9), 1.0)
+    assert watch.disturbed() == "" and asked == [4, 6]
+    took[6] *= 1.5
+    watch.begin()
+    assert watch.disturbed() == "vector work on a core took 1.5 times as long as before: something shares that core"
+    took[6] /= 1.5
+    watch.begin()
+    assert watch.disturbed() == ""
+    took[4] = 0.0  # a core that has gone
+    watch.begin()
+    assert watch.disturbed() == ""
+    took[4] = 1.1 * 1.1
+    watch.begin()
+    assert watch.disturbed() == "", "so much it varies by itself"
+    took[6] *= 1.5
+    for _ in range(quiet.EXCHANGES_KEPT):
+        watch.begin()
+        watch.disturbed()
+    watch.begin()
+    assert watch.disturbed() == ""
+
+
+def test_the_ratio_of_vector_work_to_a_chain_is_taken_on_one_core() -> None:
+    before = os.sched_getaffinity(0)
+    for core in sorted(before)[:2]:
+        assert 0 < quiet._crowding()(core) < 1000
+    assert os.sched_getaffinity(0) == before
+    assert quiet._crowding()(1023) == 0, "no such core"
+    assert os.sched_getaffinity(0) == before
 
 
 def test_cores_that_exchange_data_more_slowly_disturb(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

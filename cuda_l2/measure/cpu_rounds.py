@@ -80,6 +80,7 @@ def measure_cpu(
         with contextlib.closing(_CpuRounds(operands, baselines, kernels, terms, timeout_s)) as run:
             run.run()
             empty_call_us = run.empty_call_us()
+            other_work = others.found() if others else None
     except (Fault, WrongOutput) as error:
         return dict.fromkeys(names, failed(error, terms.protocol, start, terms.clock))
     except Busy as busy:
@@ -90,7 +91,7 @@ def measure_cpu(
     evicted = run.evicted.nbytes if terms.protocol.evict else None
     conditions = Conditions(
         evicted_bytes=evicted,
-        other_work=others.found() if others else None,
+        other_work=other_work,
         waited_s=run.quiet.waited_s or None,
         pairs=len(baselines) if len(baselines) > 1 else None,
     )

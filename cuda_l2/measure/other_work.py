@@ -88,4 +88,4 @@ def _taken() -> float | None:
         return None
     if not fields or not ticks:  # a sandbox's kernel that counts nothing
         return None
-    return ticks / os.sysconf("SC_CLK_TCK") - process_tree.cpu_seconds(os.getpid())
+    return ticks / os.sysconf("SC_CLK_TCK") - process_tree.own_seconds()

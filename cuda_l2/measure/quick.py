@@ -34,8 +34,8 @@ GRAPH_US = 70.0
 MAX_NODES = 32
 ROUNDS = 2
 FINAL_ROUNDS, LEAST_FINAL_ROUNDS, MEDIUM_US = 41, 7, 40.0
-"""Rounds of the finalists: so many for launches up to 40 us, fewer the longer they take. With 7 a difference of 1 %
-told nothing, with 41 nearly all of it came out in the reports (docs/log.md)."""
+"""Rounds of the finalists: 41 for launches up to 40 us, fewer the longer they take. With 7 a difference of 1 % told
+nothing, with 41 nearly all of it came out in the reports (docs/log.md)."""
 COLD_FINAL_ROUNDS = 13
 LONG_US = 300.0
 """From here on fewer finalists do, and only they are timed as dependents."""

@@ -3,8 +3,9 @@
 Taking arms by turns does not help where they suffer differently: threads that wait for one another lose milliseconds
 when one of them loses its core, and a single thread loses little. Signs, each measured around a sample or a round:
 time that an arm's threads waited for a core in the scheduler's queue, time that a host gave to other guests, throttling
-by a control group's quota, and two canaries: work of this process that takes longer when a core is shared or slow,
-and a cache line that two cores hand to and fro, which takes longer where a host has moved one of them.
+by a control group's quota, and three canaries: work of this process that takes longer when a core is shared or slow,
+vector work that takes longer, at the same clock, where a core's other hardware threads compute, and a cache line that
+two cores hand to and fro, which takes longer where a host has moved one of them.
 """
 
 import contextlib
@@ -45,6 +46,11 @@ EXCHANGES = 3000
 FARTHER = 3.0
 """Times what exchanges of two cores usually take. 58 to 210 ns each were seen as a rule, for seconds or a minute 380 to
 420: threads that wait for one another take up to twice as long then, and torch's took 1.14 times as long."""
+CROWDING = EXCHANGE.with_name("crowding.c")
+CROWDED = 1.2
+"""Times what vector work on a core usually takes beside a chain of instructions. On two cores of a host it was 1.14 for
+most of the time, and on one of them 1.4 to 1.8 for seconds. One thread of torch took 1.4 times as long then, 64x64x64
+of ours as long as ever, larger products of ours 1.1 to 1.2 times."""
 EXCHANGES_KEPT = 1000
 """What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance. A
 spell that has nine tenths of them passes for usual; of a hundred, one of some ten seconds did."""
@@ -73,7 +79,7 @@ class Quiet:
         self._met: list[float] = []
         """Cores that other work kept busy in each look of a wait."""
         self._canaries_s: list[float] = []
-        self._exchanges = 0
+        self._exchanges = self._looks = 0
         self._why = ""
         self.begin()
 
@@ -81,6 +87,7 @@ class Quiet:
         """Samples of a round follow."""
         self._why = ""
         self._canary()
+        self._crowding()
         self._exchange()
         self._began, self._stolen = self._clock.now(), stolen_s()
         self._throttled = _throttled()
@@ -99,6 +106,7 @@ class Quiet:
         if _throttled() != self._throttled:
             self._why = self._why or THROTTLED
         self._canary()
+        self._crowding()
         self._exchange()
         return self._why
 
@@ -136,6 +144,21 @@ class Quiet:
             self._why = self._why or f"known work took {min(taken) / usual_s:.1f} times as long as before"
         self._canaries_s.append(min(taken))
 
+    def _crowding(self) -> None:
+        """One core after the other, so that two are looked at in each round."""
+        cores = sorted(os.sched_getaffinity(0))
+        core = cores[self._looks % len(cores)]
+        self._looks += 1
+        found = _crowding()(core)
+        if not found:
+            return  # the core has gone
+        usual = _usual("crowding", core).with_one(found)
+        if found > CROWDED * usual:
+            self._why = (
+                self._why
+                or f"vector work on a core took {found / usual:.1f} times as long as before: something shares that core"
+            )
+
     def _exchange(self) -> None:
         here, *others = sorted(os.sched_getaffinity(0))
         if not others:
@@ -147,7 +170,7 @@ class Quiet:
             if _exchange()(here, there, EXCHANGES) not in (0, errno.ETIMEDOUT):
                 return  # no thread can be had, or a core has gone: nothing is known
             taken.append(self._clock.now() - start)
-        usual_s = _usual(here, there).with_one(min(taken))
+        usual_s = _usual("exchanges", here, there).with_one(min(taken))
         if min(taken) > FARTHER * usual_s:
             self._why = (
                 self._why or f"two cores took {min(taken) / usual_s:.1f} times as long as before to exchange data"
@@ -155,31 +178,31 @@ class Quiet:
 
 
 class _Usual:
-    """What exchanges between two cores usually take, of this process and of earlier ones. path: where that is kept."""
+    """What a canary usually gives, of this process and of earlier ones. path: where that is kept."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._new = path, 0
-        self._known_s = deque(_read(path), maxlen=EXCHANGES_KEPT)
+        self._known = deque(_read(path), maxlen=EXCHANGES_KEPT)
 
-    def with_one(self, seconds: float) -> float:
-        """Seconds that are usual, another exchange counted."""
-        self._known_s.append(seconds)
+    def with_one(self, value: float) -> float:
+        """What is usual, another one counted."""
+        self._known.append(value)
         self._new += 1
-        ordered_s = sorted(self._known_s)
+        ordered = sorted(self._known)
         if self._new % WRITTEN_EVERY == 0:
             with contextlib.suppress(UserError):  # a cache that cannot be written
-                write_text(self._path, json.dumps(ordered_s[:: -(-len(ordered_s) // WRITTEN)]))
-        return ordered_s[len(ordered_s) // 10]
+                write_text(self._path, json.dumps(ordered[:: -(-len(ordered) // WRITTEN)]))
+        return ordered[len(ordered) // 10]
 
 
 @functools.cache
-def _usual(here: int, there: int) -> _Usual:
-    of = f"{cpu_target.detect().machine} {here} {there}"
-    return _Usual(paths.cache_dir() / "exchanges" / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.json")
+def _usual(canary: str, *cores: int) -> _Usual:
+    of = " ".join([cpu_target.detect().machine, *map(str, cores)])
+    return _Usual(paths.cache_dir() / canary / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.json")
 
 
 def _read(path: Path) -> list[float]:
-    """Seconds that earlier processes left; none where they are missing or damaged."""
+    """What earlier processes left; nothing where it is missing or damaged."""
     try:
         kept = [float(seconds) for seconds in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError, OverflowError, RecursionError):
@@ -192,6 +215,13 @@ def _exchange() -> Callable[[int, int, int], int]:
     found: Callable[[int, int, int], int] = ctypes.CDLL(
         str(compiled(EXCHANGE, "-shared", "-fPIC", "-pthread"))
     ).exchange
+    return found
+
+
+@functools.cache
+def _crowding() -> Callable[[int], float]:
+    found: Callable[[int], float] = ctypes.CDLL(str(compiled(CROWDING, "-shared", "-fPIC", cpu_target.NATIVE))).crowding
+    found.restype = ctypes.c_double  # type: ignore[attr-defined]
     return found
 
 

@@ -202,8 +202,8 @@ class SurveySettings:
     """Dispatch table whose kernels are the pool; all that serve a shape are timed on it. Its rows stay where nothing is
     0.5 % faster than they are."""
     near: int = 0
-    """Add so many kernels for each of --table's that differ from it in one choice, and try on a shape only what differs
-    so from the table's row for it."""
+    """Kernels to add for each of --table's that differ from it in one choice. On a shape only what differs so from the
+    table's row for it is tried."""
     pool: Path | None = None
     """CSV file of the kernels to choose from: layout, family, schedule. By default those the families rank first."""
     known: Path | None = None
