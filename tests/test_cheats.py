@@ -47,6 +47,8 @@ def test_a_cheat_for_another_task_ends_as_its_file_says(path, judge, monkeypatch
     require_ends_as_said(path, judge, monkeypatch)
 
 
+JUDGEMENTS = 3
+"""In one of these the check that a kind is for must find it: in others an earlier one may, by what is drawn for it."""
 KINDS = tomllib.loads((KINDS_FOLDER / "kinds.toml").read_text())
 PLACES = ("GLOBALS", "BEFORE", "PACK", "TASK", "ELEMENT", "AFTER")
 
@@ -72,12 +74,16 @@ def test_a_kind_of_a_review_ends_as_said(name, judge, target, monkeypatch) -> No
     if kind.get("expect") == "timed-out":
         monkeypatch.setattr(cpu_session, "LAUNCH_TIMEOUT_S", 1.0)
     monkeypatch.setattr(structure, "DRAWN", len(structure.PATTERNS))
-    for _ in range(kind.get("judgements", 1)):
+    expected, accepted, by_chance = kind.get("expect", "measured").split(), 0, 0
+    while True:
         trial = judge(kind_source(name), kind.get("shape", "32x48x64"))
-        if trial.status != "measured":
-            break
-    assert trial.status in kind.get("expect", "measured").split(), trial.reason
-    assert kind.get("reason", "") in f"{trial.reason} {trial.verdict.check if trial.verdict else ''}", trial.reason
+        said = f"{trial.reason} {trial.verdict.check if trial.verdict else ''}"
+        if trial.status in expected and kind.get("reason", "") in said:
+            return
+        accepted += trial.status == "measured"
+        by_chance += trial.status != "measured"
+        assert accepted < kind.get("judgements", 1), "it was not found"
+        assert "measured" not in expected and by_chance < JUDGEMENTS, trial.reason
 
 
 def test_where_the_stack_cannot_be_seen_static_variables_are_asked_all_the_same(judge, monkeypatch) -> None:

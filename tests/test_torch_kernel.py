@@ -138,6 +138,13 @@ def test_a_result_of_which_nothing_was_timed_hands_out_torchs_usual_product_and_
         assert why in cuda_l2.load(tmp_path / "torch.json").why_torch
 
 
+def test_an_interrupted_search_without_a_kernel_says_that_it_was_interrupted(target) -> None:
+    early = Result(GEMM, target, Progress(interrupted=True), {}, None)
+    assert ended(early) == f"{GEMM}: interrupted before a kernel was judged; the same command begins again"
+    later = Result(GEMM, target, Progress(interrupted=True, proposed=2), {}, None)
+    assert ended(later).startswith(f"{GEMM}: interrupted; no correct kernel among 2 candidates")
+
+
 def test_what_has_no_kernel_and_is_no_product_of_the_cpu_cannot_be_called(target) -> None:
     for task, of in ((parse("softmax"), target), (GEMM, compile_only("sm_90a"))):
         with pytest.raises(UserError, match=f"there is no kernel for {task}: no correct kernel was found"):

@@ -139,10 +139,13 @@ def ended(result: "Result") -> str:
             f" {search.untimed.reason}; run again when the machine is quiet. Its source, which was compared with"
             f" nothing: {result.source_path}"
         )
+    if best is None and search.interrupted and not search.proposed:
+        return f"{result.task}: interrupted before a kernel was judged; the same command begins again"
     if best is None:
         said = f"; policy: {search.summary}" if search.summary else ""
         candidates = counted(search.proposed, "candidate")
-        return f"{result.task}: no correct kernel among {candidates}; rejected: {rejected(search)}{said}"
+        interrupted = "interrupted; " if search.interrupted else ""
+        return f"{result.task}: {interrupted}no correct kernel among {candidates}; rejected: {rejected(search)}{said}"
     left = f"; not reported, {result.not_reported}" if result.reports and result.not_reported else ""
     return f"{result.task}: {_no_win(result) or 'the best kernel is faster than every baseline'}{left}"
 
