@@ -40,7 +40,7 @@ ENDED = {
         "left rounding, flushing to zero or exceptions other than it found them, in the control register",
     ),
     6: (VerdictStatus.UNHYGIENIC, "writes to its inputs or weights, which are read-only"),
-    7: (VerdictStatus.UNHYGIENIC, "reads or writes outside its tensors and its workspace, on a page that holds nothing of them"),
+    7: (VerdictStatus.UNHYGIENIC, "reads or writes outside its tensors and its workspace, on a page with none of them"),
 }
 """What the runner's exit status says."""
 START_TIMEOUT_S = 60.0
