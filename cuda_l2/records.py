@@ -192,6 +192,11 @@ class BusyCores:
     cores: float
     of: int
 
+    @property
+    def share(self) -> float:
+        """Of all these cores."""
+        return self.cores / self.of
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:

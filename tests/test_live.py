@@ -49,6 +49,16 @@ def test_a_line_ticks_while_a_step_runs_and_says_for_how_long_it_may(clock: Cloc
     ]
 
 
+def test_a_line_that_says_nothing_new_is_not_printed_again(clock: Clock, capsys) -> None:
+    line = Line(clock=clock)
+    for said in ("1 of 9 shapes", "2 of 9 shapes"):
+        line.show(said)
+        for _ in range(12):
+            clock.sleep(1.0)
+            line.tick()
+    assert capsys.readouterr().err.splitlines() == ["1 of 9 shapes", "2 of 9 shapes"]
+
+
 def test_a_limit_beyond_the_runs_is_not_shown_and_a_passed_one_is_said(clock: Clock, capsys) -> None:
     stages = Stages("512x512x512", most_s=15.0, clock=clock)
     stages.stage("preparing")

@@ -51,6 +51,8 @@ def test_what_others_take_is_counted_and_ours_is_not(counted, monkeypatch) -> No
     assert noticed(Conditions(other_work=watch.found())) == "", "a tenth of a core is always taken"
     own_s[0] += 100.0
     assert watch.found().cores == 0.0, "clocks that do not agree"
+    own_s[0] -= 200.0
+    assert watch.found() == BusyCores(2.0, cores) and watch.found().share == 1.0, "no more than there are"
 
 
 def test_what_ended_processes_took_stays_ours() -> None:

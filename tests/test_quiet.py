@@ -21,6 +21,7 @@ from test_search import Listed
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure import cpu_rounds, quiet
+from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import NOTICED_CORES
 from cuda_l2.measure.protocols import SEARCH, SERVER
 from cuda_l2.measure.quiet import CANARIES, Busy, Quiet
@@ -29,7 +30,7 @@ from cuda_l2.optimizer import Result
 from cuda_l2.records import BusyCores, Candidate, Gemm, Timing, TimingStatus
 from cuda_l2.report.tables import print_result
 from cuda_l2.search import Progress, Scope, search
-from cuda_l2.system import process_tree
+from cuda_l2.system import process_tree, steps
 
 GEMM = Gemm(48, 32, 40)
 BUSY = Timing(TimingStatus.BUSY, SEARCH.name, reason="other work")
@@ -70,9 +71,10 @@ def test_what_a_host_or_a_quota_takes_disturbs(change: dict[str, Any], says: str
 
 
 def test_threads_that_wait_for_a_core_disturb(machine: Any) -> None:
+    """Their waits are summed: a share of the sample's time would exceed 100 %."""
     watch = Quiet(ticking(), 1.0)
     watch.sampled(0.010, 0.004)
-    assert watch.disturbed() == "threads waited 40% of a sample's time for a core"
+    assert watch.disturbed() == "threads together waited 4.0 ms for a core in a sample of 10.0 ms"
 
 
 def test_known_work_that_takes_longer_disturbs(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +115,7 @@ def test_a_core_that_something_shares_disturbs(machine: Any, monkeypatch: pytest
     watch.begin()
     assert watch.disturbed() == "", "so much it varies by itself"
     took[6] *= 1.5
-    for _ in range(quiet.EXCHANGES_KEPT):
+    for _ in range(quiet.VALUES_KEPT):
         watch.begin()
         watch.disturbed()
     watch.begin()
@@ -152,7 +154,7 @@ def test_cores_that_exchange_data_more_slowly_disturb(machine: Any, monkeypatch:
     exchange_s[0], error[0] = 3e-4, 0
     assert watch.disturbed() == "", "an exchange that failed is none"
     exchange_s[0] *= 4
-    for _ in range(quiet.EXCHANGES_KEPT):
+    for _ in range(quiet.VALUES_KEPT):
         watch.begin()
     assert watch.disturbed() == "", "a clock that stays lower is no disturbance"
     exchange_s[0], error[0] = 2e-2, errno.ETIMEDOUT
@@ -192,7 +194,7 @@ def test_a_process_that_begins_in_a_spell_knows_what_was_usual_before(machine: A
     def began() -> None:
         quiet._usual.cache_clear()  # as in a new process
 
-    assert looks(quiet.EXCHANGES_KEPT, 1.0) == ""
+    assert looks(quiet.VALUES_KEPT, 1.0) == ""
     began()
     assert looks(100, 4.0) == "two cores took 4.0 times as long as before to exchange data"
     began()
@@ -230,6 +232,22 @@ def test_waiting_ends_with_quiet_or_with_patience(machine: Any) -> None:
     assert 0.0 < watch.waited_s <= clock.now() - before
     with pytest.raises(Busy):
         Quiet(ticking(), 0.0).wait("no patience at all")
+
+
+def test_a_wait_shows_what_share_of_all_cores_others_keep_busy_now(machine: Any, monkeypatch: Any) -> None:
+    looks, shown = iter([1.5, 2.0, 0.1]), list[str]()
+
+    def sleep(seconds: float) -> None:
+        shown.append(steps.current().name)
+        machine.others = next(looks)
+
+    Quiet(Clock(ticking().now, sleep), 60.0).wait("a reason")
+    said = "waiting until the cores are quiet"
+    assert shown == [
+        f"{said} (a reason)",
+        f"{said} (other work keeps 75% of 2 cores busy)",
+        f"{said} (other work keeps 100% of 2 cores busy)",
+    ]
 
 
 def test_who_took_the_cores_is_named(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +317,7 @@ class Spinning:
         return [0]
 
 
-@pytest.mark.parametrize(("in_run_s", "own_s", "says"), [(0.0, 0.0, ""), (0.002, 0.0, "50%"), (0.0, 0.003, "75%")])
+@pytest.mark.parametrize(("in_run_s", "own_s", "says"), [(0.0, 0.0, ""), (0.002, 0.0, "waited 2.0 ms"), (0.0, 0.003, "waited 3.0 ms")])
 def test_only_waits_while_a_sample_runs_count_those_of_the_judge_too(
     in_run_s, own_s, says, machine, monkeypatch
 ) -> None:

@@ -29,8 +29,8 @@ class OtherWork:
         seconds, now = self._now() - self._began, _taken()
         if self._before is None or now is None or seconds <= 0:
             return None
-        cores = max(0.0, now - self._before) / seconds
-        return BusyCores(round(cores, 2), len(os.sched_getaffinity(0)))
+        most = len(os.sched_getaffinity(0))
+        return BusyCores(round(min(max(0.0, now - self._before) / seconds, most), 2), most)
 
 
 class Others:

@@ -29,6 +29,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import write_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.steps import step
+from cuda_l2.system.text import counted
 
 WAITED_SHARE, WAITED_S = 0.05, 0.001
 """A sample's threads may wait for a core this share of its time, and so long: the process that wakes them runs on for a
@@ -51,14 +52,16 @@ CROWDED = 1.2
 """Times what vector work on a core usually takes beside a chain of instructions. On two cores of a host it was 1.14 for
 most of the time, and on one of them 1.4 to 1.8 for seconds. One thread of torch took 1.4 times as long then, 64x64x64
 of ours as long as ever, larger products of ours 1.1 to 1.2 times."""
-EXCHANGES_KEPT = 1000
-"""What is usual is what a tenth of the last ones did not exceed: a clock that stays lower is no disturbance. A
-spell that has nine tenths of them passes for usual; of a hundred, one of some ten seconds did."""
+VALUES_KEPT = 1000
+"""Number of values kept of a canary on a core, or two cores. What is usual is what a tenth of them did not exceed: a
+clock that stays lower is no disturbance. A spell that has nine tenths of them passes for usual; of a hundred, one of
+some ten seconds did."""
 WRITTEN, WRITTEN_EVERY = 200, 20
-"""Number of values left to the next process, evenly spread, and of exchanges after which they are written anew: a
+"""Number of values left to the next process, evenly spread, and of new ones after which they are written anew: a
 process that begins in a spell refuses it, and a machine that has changed passes within a few processes."""
 PAUSE_S = 0.25
 """Between looks at what other work takes."""
+WAITING = "waiting until the cores are quiet"
 STOLEN = "the host of this virtual machine gave its cores to others"
 THROTTLED = "a control group's quota stopped this program"
 UNSEEN = "no other program was seen while waiting: if this is a virtual machine, its host may share or move the cores"
@@ -95,7 +98,8 @@ class Quiet:
     def sampled(self, seconds: float, waited_s: float) -> None:
         """An arm's sample took so long. waited_s: for a core, summed over its threads."""
         if waited_s > WAITED_S + WAITED_SHARE * seconds:
-            self._why = self._why or f"threads waited {waited_s / seconds:.0%} of a sample's time for a core"
+            said = f"threads together waited {1e3 * waited_s:.1f} ms for a core in a sample of {1e3 * seconds:.1f} ms"
+            self._why = self._why or said
 
     def disturbed(self) -> str:
         """What took the cores since `begin`, in a few words; empty where nothing did."""
@@ -121,7 +125,7 @@ class Quiet:
     def _wait(self, why: str) -> None:
         now, watched = self._clock.now(), Others(self._clock)
         self._patient_until = min(self._patient_until, now + self._patience_s)
-        with step(f"waiting until the cores are quiet ({why})", max(0.0, self._patient_until - now)):
+        with step(f"{WAITING} ({why})", max(0.0, self._patient_until - now)) as shown:
             while True:
                 if self._clock.now() >= self._patient_until:
                     alone = self._met and max(self._met) < NOTICED_CORES and why not in (STOLEN, THROTTLED)
@@ -132,6 +136,7 @@ class Quiet:
                 self._met += [found.cores] if found else []
                 if found is None or found.cores < NOTICED_CORES:
                     return
+                shown.name = f"{WAITING} (other work keeps {found.share:.0%} of {counted(found.of, 'core')} busy)"
 
     def _canary(self) -> None:
         taken = []
@@ -182,7 +187,7 @@ class _Usual:
 
     def __init__(self, path: Path) -> None:
         self._path, self._new = path, 0
-        self._known = deque(_read(path), maxlen=EXCHANGES_KEPT)
+        self._known = deque(_read(path), maxlen=VALUES_KEPT)
 
     def with_one(self, value: float) -> float:
         """What is usual, another one counted."""

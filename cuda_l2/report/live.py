@@ -30,7 +30,7 @@ MOST_REASON = 200
 class Line(Closing):
     """A text that changes, and the step that runs: on a terminal anew every second, elsewhere a line every `EVERY_S`.
 
-    A context manager. beside: the file that the run writes, for `cuda-l2 watch`.
+    Elsewhere no line is printed twice in a row. A context manager. beside: the file that the run writes, for `cuda-l2 watch`.
     """
 
     EVERY_S = 5.0
@@ -40,7 +40,7 @@ class Line(Closing):
         self._item = ""
         """The shape or task that it is at."""
         self._running = RunningFile(beside) if beside else None
-        self._started, self._last_line = self._now(), -math.inf
+        self._started, self._last_line, self._printed = self._now(), -math.inf, ""
         self._console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._writing, self._ended = threading.RLock(), threading.Event()
@@ -91,8 +91,10 @@ class Line(Closing):
         if self._live.is_started:
             self._live.update(Text("\n".join([head, *rest])), refresh=True)
         elif not self._quiet and (always or now - self._last_line >= self.EVERY_S):
-            self._last_line = now
-            self._console.print("; ".join([head, *(() if brief else map(str.strip, rest))]), soft_wrap=True)
+            line = "; ".join([head, *(() if brief else map(str.strip, rest))])
+            if line != self._printed:
+                self._console.print(line, soft_wrap=True)
+            self._last_line, self._printed = now, line
 
     def _tick_on(self) -> None:
         while not self._ended.wait(TICK_S):

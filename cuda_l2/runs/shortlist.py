@@ -29,6 +29,7 @@ KNOWN_SHARE, KNOWN_WITHIN = 0.7, 1.3
 REORDERED, ORDERS = 3, 3
 """Kernels that are tried in further orders of tiles, and the orders each."""
 ALL_ORDERS = 1 << 10
+"""A limit above the number of orders that a kernel has: all are tried."""
 NARROW = {"ACC": 16, "ACC16": 1}
 """Choices that sum in fp16, and WIDE their opposites."""
 WIDE = {"ACC": 32, "ACC16": 0}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from time import perf_counter
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Step:
-    """began: by `perf_counter`. limit_s: infinite where nothing ends it."""
+    """name: may change while it runs. began: by `perf_counter`. limit_s: infinite where nothing ends it."""
 
     name: str
     began: float
@@ -30,12 +30,12 @@ _running: list[Step] = []
 
 
 @contextmanager
-def step(name: str, limit_s: float = math.inf) -> Iterator[None]:
+def step(name: str, limit_s: float = math.inf) -> Iterator[Step]:
     """A step runs as long as the context lasts; steps within it are shown in its place."""
     entered = Step(name, perf_counter(), limit_s)
     _running.append(entered)
     try:
-        yield
+        yield entered
     finally:
         _running.remove(entered)
 
