@@ -50,12 +50,15 @@ def test_measuring_again_beside_other_work_lowers_nothing(measured: list[Ceiling
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_doctor_says_that_other_work_ran_meanwhile(quiet: bool, monkeypatch: pytest.MonkeyPatch, own_cache) -> None:
+def test_doctor_and_json_say_that_other_work_ran_meanwhile(quiet, monkeypatch: pytest.MonkeyPatch, own_cache) -> None:
     monkeypatch.setattr(ceilings, "again", lambda *machine: None)
     here = target.detect()
-    ceilings._write(place(here.cores, here.machine), Ceilings(100, 20, quiet))
+    for dtype in ("float32", "bfloat16"):
+        ceilings._write(place(here.cores, here.measured_as(dtype)[0]), Ceilings(100, 20, quiet))
     (said,) = [str(each) for each in doctor._cpu() if "measured peak" in str(each)]
     assert ("other work ran meanwhile: they may be higher" in said) is not quiet
+    assert said.startswith("ok") is quiet
+    assert here.environment()["peak_in_quiet"] is quiet, "as JSON says it"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"gflops": 0, "gbytes_per_s": 1, "quiet": true}', "[1]"])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cuda_l2.commands import doctor
+from cuda_l2.machine.cpu import ceilings
 from cuda_l2.measure import other_work
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import OtherWork, noticed
@@ -67,6 +69,25 @@ def test_what_ended_processes_took_stays_ours() -> None:
     shell.wait()
     shell.stdout.close()
     assert process_tree.own_seconds() >= before > process_tree.cpu_seconds(os.getpid()) + 0.4
+
+
+@pytest.mark.parametrize(("cores", "mark", "says"), [(0.2, "ok", "10%"), (1.6, "--", "80%")])
+def test_doctor_says_which_share_of_the_cores_others_keep_busy(cores, mark, says, counted, monkeypatch, typed) -> None:
+    now, others = [0.0], iter([{os.getpid(): 1.0}, {os.getpid(): 1.0 + cores * doctor.WATCHED_S}])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        counted(100 + seconds * cores / 2, 0, 0, 0, 0, 0, 0, 0)
+
+    counted(100, 0, 0, 0, 0, 0, 0, 0)
+    monkeypatch.setattr(doctor, "CLOCK", Clock(lambda: now[0], sleep))
+    monkeypatch.setattr(ceilings, "again", lambda *machine: None)
+    monkeypatch.setattr(process_tree, "own_seconds", lambda: 100.0)
+    monkeypatch.setattr(process_tree, "seconds_of_others", lambda: next(others))
+    status, out, _ = typed("doctor")
+    (line,) = (line for line in out.splitlines() if "other work  " in line)
+    assert status == 0 and line.startswith(f"{mark}  other work       keeps {says} of 2 cores busy"), out
+    assert ("timings on the CPU wait, or end without figures" in line) is (mark == "--") is ("took 1.6 cores" in line)
 
 
 @pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu0 a b\n"])

@@ -317,7 +317,9 @@ class Spinning:
         return [0]
 
 
-@pytest.mark.parametrize(("in_run_s", "own_s", "says"), [(0.0, 0.0, ""), (0.002, 0.0, "waited 2.0 ms"), (0.0, 0.003, "waited 3.0 ms")])
+@pytest.mark.parametrize(
+    ("in_run_s", "own_s", "says"), [(0.0, 0.0, ""), (0.002, 0.0, "waited 2.0 ms"), (0.0, 0.003, "waited 3.0 ms")]
+)
 def test_only_waits_while_a_sample_runs_count_those_of_the_judge_too(
     in_run_s, own_s, says, machine, monkeypatch
 ) -> None:

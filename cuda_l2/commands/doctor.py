@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_l2.measure.clock import CLOCK
 from cuda_l2.system.errors import INSTALL_TORCH, UserError
 from cuda_l2.system.text import counted
+
+WATCHED_S = 0.5
+"""How long it is looked at what other work takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Finding:
 
 def command() -> None:
     """Say what this machine has, what is missing, and how to get it. Exits with 2 where the main job cannot run."""
-    findings = [*_system(), *_cpu(), *_sandbox(), *_gpu(), *_packages(), *_bytecode(), *_folders()]
+    findings = [*_system(), *_cpu(), *_other_work(), *_sandbox(), *_gpu(), *_packages(), *_bytecode(), *_folders()]
     for finding in findings:
         print(finding)
     if any(finding.needed and not finding.good for finding in findings):
@@ -64,8 +68,9 @@ def _cpu() -> Iterator[Finding]:
         target = cpu.detect()
         for dtype in ("float32", "bfloat16"):
             ceilings.again(target.cores, target.measured_as(dtype)[0])
-        (gflops, gbytes), doubt = target.ceilings(), target.ceilings_doubt()
+        gflops, gbytes = target.ceilings()
         pairs = target.ceilings("bfloat16")[0] if target.multiplies_pairs("bfloat16") else 0.0
+        doubt = target.ceilings_doubt() or target.ceilings_doubt("bfloat16")
     except UserError as error:
         yield Finding(False, "CPU", str(error), needed=True)
         return
@@ -73,7 +78,20 @@ def _cpu() -> Iterator[Finding]:
     yield Finding(True, "CPU", f"{target.model}, {cores}, {target.vector_bits}-bit vectors")
     yield from _quota(target.cores)
     reached = f"{gflops:.0f} GFLOP/s fp32, {f'{pairs:.0f} bf16, ' if pairs else ''}{gbytes:.0f} GB/s from memory"
-    yield Finding(True, "measured peak", "; ".join(filter(None, [reached, doubt])))
+    yield Finding(not doubt, "measured peak", reached, doubt)
+
+
+def _other_work() -> Iterator[Finding]:
+    """What other programs take of the cores now; nothing where the system does not say."""
+    from cuda_l2.measure.other_work import NOTICED_CORES, Others, OtherWork
+
+    work, others = OtherWork(CLOCK), Others(CLOCK)
+    CLOCK.sleep(WATCHED_S)
+    if found := work.found():
+        said = f"keeps {found.share:.0%} of {counted(found.of, 'core')} busy"
+        said = "; ".join(filter(None, (said, others.busiest())))
+        advice = "until that ends, timings on the CPU wait, or end without figures"
+        yield Finding(found.cores < NOTICED_CORES, "other work", said, advice)
 
 
 def _quota(threads: int) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ def read_template(packaged: Path, folder: Path | None) -> str:
 
 
 PACKAGED = Path(__file__).with_name("prompts")
-IRRELEVANT = ("sandbox", "system", "python")
+IRRELEVANT = ("sandbox", "system", "python", "peak_in_quiet")
 """Facts of a machine that no kernel depends on."""
 WIDE = 0.05
 """Half the width of a speedup's interval, relative to the speedup, from which on a prompt gives the interval."""

@@ -30,7 +30,8 @@ MOST_REASON = 200
 class Line(Closing):
     """A text that changes, and the step that runs: on a terminal anew every second, elsewhere a line every `EVERY_S`.
 
-    Elsewhere no line is printed twice in a row. A context manager. beside: the file that the run writes, for `cuda-l2 watch`.
+    There no line is printed twice in a row. A context manager. beside: the file that the run writes, for `cuda-l2
+    watch`.
     """
 
     EVERY_S = 5.0

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, ClassVar, Generic, TypeVar
 from typing import Protocol as Interface
 
+from cuda_l2.machine.cpu.target import PEAK_IN_QUIET
 from cuda_l2.records import Gemm, Interval, Layout, Timing, TimingStatus, Verdict, from_json, to_json
 from cuda_l2.system import lines
 from cuda_l2.system.closing import Closing
@@ -40,7 +41,7 @@ class Header:
     """What all lines of a file share."""
 
     machine: str
-    environment: dict[str, Any]  # floats in it are measurements, which differ from run to run
+    environment: dict[str, Any]  # floats in it are measurements, which differ from run to run, as does PEAK_IN_QUIET
     settings: dict[str, Any]
     created: str = ""  # UTC, ISO 8601
     kind: str = "cuda-l2 results"  # of records
@@ -124,7 +125,9 @@ class RunFile(Closing, Generic[R]):
 
 def _fixed(environment: dict[str, Any]) -> dict[str, Any]:
     """What does not vary from one run on a machine to the next."""
-    return {name: value for name, value in environment.items() if not isinstance(value, float)}
+    fixed = {name: value for name, value in environment.items() if not isinstance(value, float)}
+    fixed.pop(PEAK_IN_QUIET, None)
+    return fixed
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ from cuda_l2.system.errors import UserError
 CPUINFO = Path("/proc/cpuinfo")
 EXTENSIONS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "asimdhp", "sve", "sve2")
 """Vector extensions that kernels may be compiled for, as Linux names them."""
+PEAK_IN_QUIET = "peak_in_quiet"
+"""Entry of an environment: whether nothing interrupted the measuring of its peak, which may be higher otherwise."""
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
@@ -92,6 +94,7 @@ class CpuTarget(Target):
             "cache_bytes": list(self.cache_bytes),
             "peak_gflops": gflops,
             "read_gbytes_per_s": gbytes,
+            PEAK_IN_QUIET: not self.ceilings_doubt(),
             "compiler": self.compiler_version,
             "flags": " ".join(self.compile_flags),
             "sandbox": str(sandbox.kind()),
