@@ -2,7 +2,7 @@
 
 import pytest
 
-from cuda_l2.contract import ContractError, evaluate, parse
+from cuda_l2.contract import ContractError, CpuContract, evaluate, parse
 from cuda_l2.records import Gemm
 
 NAMES = {"m": 7, "n": 5, "k": 3, "threads": 2}
@@ -66,3 +66,28 @@ def test_a_contract_is_read() -> None:
 def test_a_bad_contract_is_refused(source: str) -> None:
     with pytest.raises(ContractError):
         parse(source)
+
+
+@pytest.mark.parametrize(
+    ("stated", "known"),
+    [
+        ('target = "cpu"\nthread = 2', "buffer, dtype, entry, sizes, target, threads, workspace"),
+        ('target = "cpu"\n[[buffer]]\nname = "x"\nshape = []\ntype = "int8"', "dtype, kind, name, shape"),
+        (
+            'target = "cuda"\narch = "sm_80"\nthread = 1\n[[launch]]\nkernel = "f"\ngrid = [1]\nblock = [1]\nargs = []',
+            "arch, buffer, constant, dtype, launch, layouts, names, sizes, table, target, tensor_map, workspace",
+        ),
+    ],
+)
+def test_beside_an_unknown_field_the_known_ones_are_listed(stated: str, known: str) -> None:
+    with pytest.raises(ContractError, match=rf": unknown fields: (thread|type); known fields: {known}$"):
+        parse(f"/* cuda-l2\n{stated}\n*/")
+
+
+def test_a_product_of_another_type_names_the_field_that_the_header_needs() -> None:
+    half = parse('/* cuda-l2\ntarget = "cpu"\n*/')
+    brain = parse('/* cuda-l2\ntarget = "cpu"\ndtype = "bfloat16"\n*/')
+    for contract, task in ((half, Gemm(8, 8, 8, dtype="bfloat16")), (brain, Gemm(8, 8, 8))):
+        assert isinstance(contract, CpuContract)
+        with pytest.raises(ContractError, match=f'{task} has others: the header needs dtype = "{task.dtype}"$'):
+            contract.workspace_bytes(task)

@@ -142,6 +142,7 @@ CUDA = {
     "cannot pass {}": "An argument is",
 }
 BUFFERS = {
+    "the contract declares elements of {}, {} has others": "| `dtype` |",
     "the contract declares the buffers": "A contract|`[[buffer]]`",
     "{} must be": "| field | meaning",
     "the task {} has no size": "names of the task's own sizes",

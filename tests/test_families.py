@@ -270,7 +270,7 @@ def test_bf16_products_on_a_cpu_are_the_exact_ones_rounded(bits, shape, target) 
         assert torch.equal(found.nan_to_num(5.0), expected.nan_to_num(5.0))
     with pytest.raises(ValueError, match="bfloat16"):
         Kernel(gemm, candidate, built)(a.half(), stored)
-    with pytest.raises(contract.ContractError, match="the task has the input a float16"):
+    with pytest.raises(contract.ContractError, match='the header needs dtype = "float16"'):
         Kernel(replace(gemm, dtype="float16"), candidate, built)
 
 

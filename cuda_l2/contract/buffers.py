@@ -71,8 +71,12 @@ class Interface:
                     f"the contract declares the buffers {', '.join(self.names)};"
                     " a matrix product's are a, b and c, declared by leaving [[buffer]] out"
                 )
-            if self == PRODUCTS[task.dtype]:
-                return dict(task.sizes)
+            if self != PRODUCTS[task.dtype]:
+                raise ContractError(
+                    f"the contract declares elements of {self.buffers[0].dtype}, {task} has others: the header needs"
+                    f' dtype = "{task.dtype}"'
+                )
+            return dict(task.sizes)
         given = dict(task.sizes)
         values: dict[str, int] = {}
         for name in self.own_sizes:
@@ -115,11 +119,11 @@ GEMM = PRODUCTS["float16"]
 def take(reader: Fields) -> Interface:
     """The interface that a contract's fields declare, taken off them; ContractError where it cannot be."""
     own_sizes = reader.pop("sizes", [])
-    if "buffer" not in reader.fields:
+    if not reader.has("buffer"):
         if own_sizes:
             reader.fail("sizes: only a contract with [[buffer]] entries has sizes of its own")
         return PRODUCTS[reader.one_of("dtype", list(PRODUCTS), "float16")]
-    if "dtype" in reader.fields:
+    if reader.has("dtype"):
         reader.fail("dtype: each [[buffer]] has its own")
     listed = reader.list_of("buffer")
     if not 1 <= len(listed) <= MAX_BUFFERS:

@@ -34,11 +34,11 @@ def parse(reader: Fields) -> CudaContract:
     interface = buffers.take(reader)
     arch = reader.one_of("arch", ARCHITECTURES)
     product = interface in buffers.PRODUCTS.values()
-    if not product and "layouts" in reader.fields:
+    if reader.has("layouts") and not product:
         raise ContractError("layouts: only a matrix product's B has them")
     layouts = reader.some_of("layouts", LAYOUTS)
     inputs = [buffer.name for buffer in interface.buffers if buffer.kind != "output"]
-    constant = reader.some_of("constant", inputs) if "constant" in reader.fields else ()
+    constant = reader.some_of("constant", inputs) if reader.has("constant") else ()
     names = tuple(
         (reader.identifier(name, "names"), reader.read_expression(value, f"names.{name}"))
         for name, value in reader.table("names")

@@ -15,14 +15,19 @@ class Fields:
     def __init__(self, fields: Any, where: str = "the contract") -> None:
         if not isinstance(fields, dict):
             raise ContractError(f"{where} must be a table")
-        self.fields, self.where = dict(fields), where
+        self.fields, self.where, self._known = dict(fields), where, set[str]()
 
     def fail(self, what: str) -> NoReturn:
         raise ContractError(f"{self.where}: {what}")
 
     def pop(self, key: str, default: Any = None) -> Any:
         """A field as TOML gave it."""
+        self._known.add(key)
         return self.fields.pop(key, default)
+
+    def has(self, key: str) -> bool:
+        self._known.add(key)
+        return key in self.fields
 
     def one_of(self, key: str, values: Sequence[str], default: str | None = None) -> str:
         value = self.pop(key, default)
@@ -88,4 +93,5 @@ class Fields:
 
     def finish(self) -> None:
         if self.fields:
-            self.fail(f"unknown fields: {', '.join(sorted(self.fields))}")
+            known = ", ".join(sorted(self._known))
+            self.fail(f"unknown fields: {', '.join(sorted(self.fields))}; known fields: {known}")
