@@ -84,6 +84,20 @@ def test_without_a_device_no_gigabytes_are_advised(present: bool, monkeypatch: p
         assert ("is not installed: pip install 'cuda-l2[cuda]'" in said) is present
 
 
+@pytest.mark.parametrize("target", [[], ["--target", "cpu"]])
+def test_what_its_contract_refuses_is_judged_before_torch_or_a_worker_is_loaded(target, tmp_path) -> None:
+    kernel = tmp_path / "kernel.c"
+    kernel.write_text('/* cuda-l2\ntarget = "cpu"\nthread = 2\n*/\nvoid gemm(void) {}\n')
+    started = (
+        "import subprocess; sys.addaudithook(lambda *seen: seen[0] == 'subprocess.Popen' and print(seen[1][1][1:]));"
+    )
+    done = python(f"{started} from cuda_l2.cli import main; main()", "check", str(kernel), "64x64x64", *target)
+    says = "build    refused: the contract: unknown fields: thread; known fields: buffer, dtype, entry"
+    compiler, refused, reward = done.stdout.splitlines()
+    assert done.returncode == 1 and refused.startswith(says) and reward == "reward   -1.0000", done
+    assert compiler == "['--version']", "of the compiler, which names the machine"
+
+
 def test_the_package_imports_and_its_calls_say_how_to_get_torch() -> None:
     code = "import cuda_l2; print(cuda_l2.Gemm.parse('64x64x64'))\ntry: cuda_l2.optimize\n"
     done = python(code + "except cuda_l2.UserError as error: print(error)")

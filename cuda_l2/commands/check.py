@@ -11,9 +11,9 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
-from cuda_l2 import tasks
+from cuda_l2 import contract, tasks
 from cuda_l2.commands._options import read_source, require_target, tell
-from cuda_l2.records import BuildStatus, Candidate, Task, TimingStatus, Trial
+from cuda_l2.records import Build, BuildStatus, Candidate, Task, TimingStatus, Trial
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.place import is_there
 from cuda_l2.tasks.optional import load_kernelbench
@@ -105,7 +105,6 @@ def command(file: Path, task: str = "", /, *, settings: CheckSettings = CheckSet
 
 def _compile(text: str, wanted: Task, arch: str, json: bool) -> NoReturn:
     """Build for an architecture and plan the launches; exits with 1 where either is refused."""
-    from cuda_l2 import contract
     from cuda_l2.build.cuda import build_all
     from cuda_l2.machine.cuda.target import compile_only
     from cuda_l2.report.tables import build_json, print_build
@@ -172,17 +171,25 @@ def _audit(text: str, entry: Any, settings: CheckSettings) -> Trial:
 
 def _judge(text: str, task_for: Callable[[str], Task], settings: CheckSettings) -> Trial:
     """task_for: the task on cpu or cuda."""
-    from cuda_l2 import contract
     from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
+    from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS
     from cuda_l2.report.live import Stages
 
     target = settings.target
     if target == "auto":  # where it names none the build says what is wrong with it
         target = contract.target_of(text) or target
-    if settings.full and chosen(target) == "cpu":
+    kind = chosen(target)
+    protocols = CUDA_PROTOCOLS if kind == "cuda" else CPU_PROTOCOLS
+    if settings.protocol not in protocols:
+        raise UserError(f"there is no protocol {settings.protocol!r}; choose from {', '.join(protocols)}")
+    if settings.full and kind == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
-    wanted = task_for(chosen(target))
+    wanted = task_for(kind)
+    try:
+        (contract.parse_cuda if kind == "cuda" else contract.parse_cpu)(text)
+    except contract.ContractError as error:
+        return _refused(text, wanted, str(error), settings.protocol, kind)
     with Stages(wanted) as stages:
         stages.stage("judging", always=False)
         return evaluate(
@@ -193,3 +200,14 @@ def _judge(text: str, task_for: Callable[[str], Task], settings: CheckSettings) 
             full=settings.full,
             weights_ahead=settings.weights_ahead,
         )
+
+
+def _refused(text: str, wanted: Task, reason: str, protocol: str, kind: str) -> Trial:
+    """The trial of a kernel that its contract alone refuses: nothing that takes time to load or start is needed."""
+    from cuda_l2.machine import detect
+    from cuda_l2.reward import reward
+    from cuda_l2.system.values import now
+
+    candidate, machine = Candidate(text), detect(kind).machine
+    build = Build(candidate.id, BuildStatus.REFUSED, reason)
+    return Trial(wanted, candidate, machine, protocol, build, reward=reward(build.status, None, None, 0), created=now())

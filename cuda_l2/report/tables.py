@@ -295,7 +295,8 @@ def print_trial(trial: Trial) -> None:
 
 
 def _print_stage(console: Console, build: Build) -> None:
-    console.print(f"build    {build.status}{_because(build.reason)} ({build.seconds:.2f} s, {build.sandbox})")
+    took = ", ".join(filter(None, (f"{build.seconds:.2f} s", build.sandbox)))
+    console.print(f"build    {build.status}{_because(build.reason)} ({took})")
     if build.status != "built" and build.log:
         console.print(build.log.rstrip())
 
