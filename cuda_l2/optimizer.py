@@ -243,9 +243,8 @@ class Optimizer(Workbench):
         self.rig.reports(task, REPORTED[self.settings.protocol])
         once = self.target.bound_us(task) * 1e-6 * LAUNCHES_OF_ONE_CHECK
         if once > self.settings.budget_s:
-            raise UserError(
-                f"checking one kernel for {task} takes at least {once:.0f} s on this machine; raise --budget above that"
-            )
+            least = f"takes at least {math.ceil(1e3 * once) / 1e3:g} s on this machine"
+            raise UserError(f"checking one kernel for {task} {least}; give it that, or more, with --budget")
 
     def plan(self, task: Task) -> Plan:
         """How long a task takes, searching and reporting."""

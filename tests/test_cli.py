@@ -23,6 +23,8 @@ from waiting import CLI
 from cuda_l2 import cli
 from cuda_l2.build import cuda_compiler
 from cuda_l2.commands import _app, doctor, throughput
+from cuda_l2.machine.cpu import target as cpu
+from cuda_l2.optimizer import LAUNCHES_OF_ONE_CHECK
 from cuda_l2.records import Gemm
 from cuda_l2.system import native, paths, scratch
 from cuda_l2.system.errors import MachineError, UserError
@@ -48,6 +50,10 @@ FOLDER = ["show", "7x7x7", "--archive"], ["optimize", "7x7x7", "--archive"], ["a
     [
         (["optimize", "0x5x5"], "at least 1"),
         (["optimize", "1.5x2x3"], "whole numbers"),
+        (["optimize", "-1x2x3"], "-1x2x3: M, N and K must be whole numbers of at least 1"),
+        (["tune", "64x64x64", "-64x64x64:tn"], "-64x64x64:tn: M, N and K must be whole numbers of at least 1"),
+        (["optimize", "64x64x64", "--page", "/proc/nowhere/page.html"], "cannot write /proc/nowhere/page.html"),
+        (["optimize", "64x64x64", "--page", "x" * 300], "File name too long"),
         (["optimize", "512x512x512:nt"], "A is row-major"),
         (["optimize", "512x512x512:row"], "layout"),
         (["optimize", "512x512x512", "banana"], "shape"),
@@ -126,6 +132,13 @@ def test_bad_input_is_one_clear_line_and_status_2(arguments, says, typed, tmp_pa
     assert len(error.splitlines()) == 1 and says in error
     kept = {path.name.split("-")[0] for path in tmp_path.rglob("*") if path.is_file()}
     assert kept <= {"archive.db"}  # an empty archive may be there, nothing else
+
+
+def test_the_least_budget_that_is_named_suffices_and_is_no_zero(typed) -> None:
+    status, _, error = typed("optimize", "512x512x512", "--target", "cpu", "--budget", "0.0000001s")
+    (least,) = map(float, re.findall(r"takes at least (\S+) s on this machine", error))
+    once = cpu.detect().bound_us(Gemm(512, 512, 512)) * 1e-6 * LAUNCHES_OF_ONE_CHECK
+    assert status == 2 and once <= least < once + 0.0011
 
 
 def test_options_that_do_not_exist_are_refused_with_status_2() -> None:

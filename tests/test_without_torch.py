@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cuda_l2.commands import _options
+from cuda_l2.commands import _options, library
 from cuda_l2.commands._options import require_cuda_packages
 from cuda_l2.machine.cuda import target
 from cuda_l2.system.errors import UserError
@@ -57,6 +57,7 @@ def test_a_command_that_needs_torch_says_how_to_get_it_in_one_line(arguments: tu
         (["record", "64x64x64", "--out", "world.parquet", "--seed", "-1"], "seed must not be negative"),
         (["compare", "--world", "missing.parquet", "--out", "."], "no file missing.parquet"),
         (["report", "missing"], "missing is not there"),
+        (["optimize", "64x64x64", "--page", "/proc/nowhere/page.html"], "cannot write /proc/nowhere/page.html"),
     ],
 )
 def test_a_mistake_is_said_before_torch_is_loaded(arguments: list[str], says: str) -> None:
@@ -79,7 +80,9 @@ def test_without_a_device_no_gigabytes_are_advised(present: bool, monkeypatch: p
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(UserError) as refused:
         require_cuda_packages()
-    for said in (target.missing(), str(refused.value)):
+    with pytest.raises(UserError, match=r"^the kernels of the pack need an NVIDIA GPU; ") as unbuilt:
+        library.build()
+    for said in (target.missing(), str(refused.value), str(unbuilt.value)):
         assert ("this machine has no NVIDIA driver or device" in said) is not present
         assert ("is not installed: pip install 'cuda-l2[cuda]'" in said) is present
 

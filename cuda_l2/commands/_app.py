@@ -4,11 +4,12 @@ import errno
 import importlib
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from cyclopts import App, CycloptsError, Parameter, Token, convert
+from cyclopts import App, CycloptsError, Parameter, Token, UnknownOptionError, convert
 
 from cuda_l2 import __version__, commands
 from cuda_l2.system.errors import NO_TORCH, UserError, failure_of_machine
@@ -61,6 +62,8 @@ def run() -> None:
     except CycloptsError as error:
         of = " ".join(["cuda-l2", *(error.command_chain or ())])
         said = " ".join(str(error).split())
+        if isinstance(error, UnknownOptionError) and re.match(r"-\d+x", error.token.value):
+            said = f"{error.token.value}: M, N and K must be whole numbers of at least 1, as in 512x512x512"
         print(f"cuda-l2: {said if said.endswith('...') else said.rstrip('.')}; see `{of} --help`", file=sys.stderr)
         sys.exit(2)
     except UserError as error:

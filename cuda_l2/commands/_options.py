@@ -49,13 +49,13 @@ def tell(text: str) -> None:
     print(f"cuda-l2: {text}", file=sys.stderr, flush=True)
 
 
-def require_cuda_packages() -> None:
-    """UserError where a package that a command on a GPU needs is missing."""
+def require_cuda_packages(why: str = "this needs an NVIDIA GPU") -> None:
+    """UserError where a package that a command for a GPU needs is missing. why: what it has to do with one."""
     try:
         importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         lacks = f"{error.name} is not installed: pip install 'cuda-l2[cuda]'" if gpu_present() else NO_DEVICE
-        raise UserError(f"this needs an NVIDIA GPU; {lacks}") from None
+        raise UserError(f"{why}; {lacks}") from None
 
 
 def read_source(file: Path, contracted: bool = True) -> str:

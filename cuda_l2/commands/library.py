@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from cuda_l2.commands._options import read_source
+from cuda_l2.commands._options import read_source, require_cuda_packages
 from cuda_l2.records import Gemm, VerdictStatus
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import write_text
@@ -32,6 +32,7 @@ def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negativ
         carried: Put the pack, the compiled operator and the call for this Python into this package's own folder, from
             which `make wheel` takes them.
     """
+    require_cuda_packages("the kernels of the pack need an NVIDIA GPU")
     from cuda_l2.library.deploy import pack
     from cuda_l2.library.deploy.recipes import recipes
     from cuda_l2.report.live import GridProgress

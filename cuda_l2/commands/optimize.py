@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import end_interrupted, require_policy, require_target, require_weights, tell
+from cuda_l2.commands._options import (
+    end_interrupted,
+    require_policy,
+    require_target,
+    require_weights,
+    require_writable,
+    tell,
+)
 from cuda_l2.machine import chosen
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.records import Task
@@ -79,6 +86,7 @@ def command(
         raise UserError("--judges goes with GPUs of this machine, and with --workers for one shape alone")
     if settings.page:
         _require_replaceable(settings.page)
+        require_writable(settings.page)
     asked = settings.workers or ("1" if settings.judges > 1 else "")
     if asked:
         on_ray.require_gpus(asked, settings.target, "--workers" if settings.workers else "--judges")
@@ -254,7 +262,7 @@ def _write_page(page: Path, archive: Place, searched: list[Task], endings: Seque
 
 def _require_replaceable(page: Path) -> None:
     """UserError where a file is there that is no page of an earlier search."""
-    if not page.exists():
+    if not is_there(page):
         return
     begins = read_text(page)[:2000] if page.is_file() else ""
     if f'<meta name="generator" content="{" ".join(COMMAND)}">' not in begins:
