@@ -230,6 +230,7 @@ def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
         assert set(result["reports"]) == {"offline"}
         assert Path(result["source"]).read_text().startswith("/* cuda-l2")
         assert result["environment"]["torch"]
+        assert isinstance(result["environment"]["peak_in_quiet"], bool)
     shown = json.loads(run("show", "64x48x80", "--archive", archive, "--json").stdout)
     assert shown[0]["protocol"] == "offline"
     table = run("show", "64x48x80", "--archive", archive).stdout
