@@ -80,7 +80,8 @@ def test_progress_uses_no_internal_words(trial: Trial) -> None:
 
 def test_a_reason_in_the_progress_is_whole_or_says_that_it_was_cut(trial: Trial) -> None:
     progress = progress_of(trial)
-    whole = "other work kept the cores busy (threads together waited 7.0 ms for a core in a sample of 10.0 ms), so no ratio would be true"
+    why = "threads together waited 7.0 ms for a core in a sample of 10.0 ms"
+    whole = f"other work kept the cores busy ({why}), so no ratio would be true"
     for reason in (whole, "word " * 100):
         progress.last = replace(trial, timing=Timing(TimingStatus.BUSY, trial.protocol, reason=reason))
         line = describe(progress).splitlines()[-1]
