@@ -26,7 +26,7 @@ WEIGHTS = (1.0, 0.6, 0.5, 0.3)
 """Weights of the modes; cold ones count alike."""
 MARGIN = 0.005
 """By this a kernel must beat the one that a table names for a shape: less is within what these times tell."""
-LAYOUT_SHARE = 0.15
+LAYOUT_SHARE = 0.4
 """Share of a mode's weight for callers who cannot choose B's layout; the rest is for the better of both."""
 
 
