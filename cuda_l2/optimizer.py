@@ -104,7 +104,7 @@ class Result:
         if is_unread(self.best.candidate.proposer):
             raise UserError(
                 f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
-                " with cuda_l2.library.kernel.Kernel(result.task, result.best.candidate, result.best.build)"
+                " with cuda_l2.load(result.source_path)"
             )
         return Kernel(self.task, self.best.candidate, self.best.build, self.best.machine)
 

@@ -233,6 +233,67 @@ def test_what_a_model_wrote_is_not_loaded_from_the_archive(result, archive) -> N
         cuda_l2.load("70x50x90:tn", archive=archive.path)
 
 
+def kept(kernel: Kernel, folder: Path) -> Path:
+    """The kernel's source under the name that a search gives it."""
+    path = folder / f"{str(kernel.gemm).replace(':', '-')}-{kernel.candidate.id}.c"
+    path.write_text(kernel.candidate.source)
+    return path
+
+
+def test_a_source_that_a_search_kept_is_called_saved_and_exported_and_says_that_it_was_not_timed(
+    kernel, tmp_path, recwarn
+) -> None:
+    path = kept(kernel, tmp_path)
+    for loaded in (cuda_l2.load(path), cuda_l2.load(str(path)), cuda_l2.load(path, task="70x50x90:tn")):
+        a, b = operands()
+        assert torch.equal(loaded(a, b), kernel(a, b)) and loaded.candidate.id == kernel.candidate.id
+        assert loaded.machine == "" and "no timing known: cuda_l2.evaluate(" in repr(loaded)
+    loaded.save(tmp_path / "winner.json")
+    assert "no timing known" in repr(cuda_l2.load(tmp_path / "winner.json"))
+    assert "written by cuda-l2 for a machine not named" in loaded.export(tmp_path, "own").with_name("own.h").read_text()
+    assert "no timing known" not in repr(kernel) and not recwarn.list
+
+
+def test_a_source_under_another_name_needs_its_shape(kernel, tmp_path) -> None:
+    path = kept(kernel, tmp_path)
+    changed = path.with_name(path.name.replace(kernel.candidate.id, "0" * 16))
+    for other in (path.rename(tmp_path / "mine.c"), changed):
+        other.write_text(kernel.candidate.source)
+        with pytest.raises(
+            UserError, match=r"a kernel's source, which states no shape: give it, as in cuda_l2\.load\('"
+        ):
+            cuda_l2.load(other)
+        assert cuda_l2.load(other, task=GEMM).gemm == GEMM
+
+
+@pytest.mark.parametrize(
+    ("source", "task", "says"),
+    [
+        ("int main(void) { return 0; }", GEMM, r"cannot be loaded for 70x50x90:tn: the source does not begin with a"),
+        ("/* cuda-l2\ntarget = 'cuda'\n*/", GEMM, r"mine\.c is for a GPU: `cuda-l2 library import .*mine\.c SHAPE`"),
+        (None, f"{GEMM}:bf16", r"cannot be loaded for 70x50x90:tn:bf16: the contract declares"),
+        (None, "softmax", "kernels for tasks cannot be called from torch yet"),
+        (None, "70x50", "cannot read the shape"),
+    ],
+)
+def test_a_source_that_cannot_be_loaded_is_one_clear_line(kernel, tmp_path, source, task, says) -> None:
+    (tmp_path / "mine.c").write_text(source or kernel.candidate.source)
+    with pytest.raises(UserError, match=says):
+        cuda_l2.load(tmp_path / "mine.c", task=task)
+
+
+def test_a_source_is_loaded_under_the_contracts_rules_alone(kernel, tmp_path) -> None:
+    (tmp_path / "mine.c").write_text(kernel.candidate.source + '\nvoid early(void) { __asm__("nop"); }\n')
+    with pytest.raises(UserError, match="does not build here"):
+        cuda_l2.load(tmp_path / "mine.c", task=GEMM)
+
+
+def test_a_task_goes_with_a_source_alone(file) -> None:
+    for name in (file, "70x50x90:tn", "nowhere.c", GEMM):
+        with pytest.raises(UserError, match=r"task goes with the path of a kernel's source, and .* is none"):
+            cuda_l2.load(name, task=GEMM)
+
+
 def test_a_bf16_kernel_is_called_saved_and_exported_as_one(target, tmp_path) -> None:
     kernel = default_kernel(Gemm.parse("70x50x90:tn:bf16"), target)
     a, b = torch.randn(70, 90).bfloat16(), torch.randn(50, 90).bfloat16().t()

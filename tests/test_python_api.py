@@ -299,7 +299,7 @@ def test_an_archive_or_a_file_that_is_no_path_is_told(tmp_path) -> None:
         with pytest.raises(UserError, match=r"a path is a text or a pathlib\.Path, not"):
             cuda_l2.load("64x48x80", archive=archive)
     (tmp_path / "kernel.c").write_text(honest_source())
-    with pytest.raises(UserError, match=r"not a saved kernel, as `result\.save` writes one:"):
+    with pytest.raises(UserError, match=r"kernel\.c is a kernel's source, which states no shape: give it, as in"):
         cuda_l2.load(tmp_path / "kernel.c")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.autograd import forward_ad
 
-from cuda_l2 import contract
+from cuda_l2 import contract, tasks
 from cuda_l2.library import saved
 from cuda_l2.library.product import ALIGN, Call, Product, empty_call_us
 from cuda_l2.library.saved import Saved, TorchsOwn
@@ -51,7 +51,7 @@ class Kernel(Kept, Product):
     _saved: Saved
 
     def __init__(self, gemm: Gemm, candidate: Candidate, build: Build, machine: str = "") -> None:
-        """machine: identity of the one on which the kernel was verified and timed."""
+        """machine: identity of the one on which the kernel was verified and timed; empty where nobody said."""
         self.candidate, self.artifact, self.machine = candidate, Path(build.artifact), machine
         terms = contract.parse_cpu(candidate.source)
         entry = ctypes.CDLL(str(self.artifact))[terms.entry]
@@ -63,7 +63,8 @@ class Kernel(Kept, Product):
         return saved.export(self._saved, saved.path_of(folder), name)
 
     def __repr__(self) -> str:
-        return f"<Kernel {self.candidate.id} for {self.gemm}>"
+        advice = "cuda_l2.evaluate(kernel.candidate.source, kernel.gemm) verifies and times it"
+        return f"<Kernel {self.candidate.id} for {self.gemm}{'' if self.machine else f', no timing known: {advice}'}>"
 
 
 class TorchKernel(Kept):
@@ -141,15 +142,21 @@ class TorchKernel(Kept):
         return f"<TorchKernel {self.name} for {self.gemm}: {self.why_torch}>"
 
 
-def load(name: Path | str | Gemm | tuple[int, int, int], *, archive: Place | str | None = None) -> Kernel | TorchKernel:
-    """A kernel from the file that `Kernel.save` wrote, or the archive's best for a shape on this machine.
+def load(
+    name: Path | str | Gemm | tuple[int, int, int],
+    *,
+    task: tasks.TaskLike | None = None,
+    archive: Place | str | None = None,
+) -> Kernel | TorchKernel:
+    """A kernel from the file that `Kernel.save` wrote or from its C source, or the archive's best for a shape here.
 
-    name: a path, or a shape as in 512x512x512:tn. archive: its file or a server's URL, where it is not the default one.
-    The source is compiled under the rules of the launch contract, and nothing else of the file runs. Torch's own
-    product where the file holds that, or no kernel wins by the archive's latest report. UserError where there is none
-    of them.
+    name: a path, or a shape as in 512x512x512:tn. task: the shape that a source is for, where its name is not the one
+    that a search gave it. archive: its file or a server's URL, where it is not the default one.
+    The source is compiled under the rules of the launch contract, and nothing else of the file runs. Loading does not
+    verify it. Torch's own product where the file holds that, or no kernel wins by the archive's latest report.
+    UserError where there is none of them.
     """
-    return _opened(saved.find(name, archive))
+    return _opened(saved.find(name, archive, task))
 
 
 def restore(text: str) -> Kernel | TorchKernel:

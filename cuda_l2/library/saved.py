@@ -27,6 +27,7 @@ from cuda_l2.system.values import short
 
 FORMAT = "cuda-l2 kernel, version 1"
 FORMAT_TORCH = "cuda-l2 torch product, version 1"
+SOURCES = ".c", ".cu"
 EXPORTED = Path(__file__).with_name("exported.c")
 REPORTED = ("offline", "paper", "server")
 """Protocols of reports, the headline first."""
@@ -154,20 +155,55 @@ def write(kernel: Saved | TorchsOwn, path: Path) -> None:
     write_text(path, to_text(kernel), "choose another path")
 
 
-def find(name: object, archive: Place | str | None = None) -> Saved | TorchsOwn:
-    """What a file keeps, by its path, or for a shape on this machine what the archive's latest report says."""
+def find(name: object, archive: Place | str | None = None, task: object = None) -> Saved | TorchsOwn:
+    """What a file keeps, by its path, or for a shape on this machine what the archive's latest report says.
+
+    task: of the kernel whose source the file is. UserError where it is given for anything else.
+    """
     place = paths.default_archive() if archive is None else _archive_of(archive)
-    if isinstance(name, str) and not os.path.exists(name):  # noqa: PTH110 - long texts are no paths
+    if isinstance(name, os.PathLike) or (isinstance(name, str) and os.path.exists(name)):  # noqa: PTH110 - may be long
+        text = read_text(Path(name))
+        if Path(name).suffix in SOURCES or contract.states_contract(text):
+            return _of_source(Path(name), text, task)
+        if task is None:
+            return from_text(text)
+    if task is not None:
+        raise UserError(f"task goes with the path of a kernel's source, and {short(name)} is none: leave it out")
+    if isinstance(name, str):
         if re.match(r"(?i)\s*\d+x\d+(x|:|\s*$)", name) and not Path(name).suffix:
             return best(Gemm.parse(name), place)[0]
         raise UserError(f"there is no file {short(name)}; write a saved kernel's path, or a shape as in 512x512x512")
     if isinstance(name, Gemm | tuple | list):
-        task = tasks.read(name)
-        assert isinstance(task, Gemm)
-        return best(task, place)[0]
-    if not isinstance(name, str | os.PathLike):
-        raise UserError(f"give a saved kernel's path, or a shape as in '512x512x512', not {short(name)}")
-    return from_text(read_text(Path(name)))
+        gemm = tasks.read(name)
+        assert isinstance(gemm, Gemm)
+        return best(gemm, place)[0]
+    raise UserError(f"give a saved kernel's path, or a shape as in '512x512x512', not {short(name)}")
+
+
+def _of_source(path: Path, text: str, task: object) -> Saved:
+    """A kernel from its C source, of which nobody says on which machine it was verified and timed.
+
+    task: where None, the one in the name under which a search keeps a source; the name's hash must be the text's.
+    """
+    if contract.target_of(text) == "cuda":
+        raise UserError(f"{path} is for a GPU: `cuda-l2 library import {path} SHAPE` has cuda_l2.matmul call it")
+    candidate = Candidate(text)
+    shape, _, kept = path.stem.rpartition("-")
+    if task is None and kept == candidate.id and shape[:1].isdigit():
+        task = shape.replace("-", ":")
+    if task is None:
+        raise UserError(
+            f"{path} is a kernel's source, which states no shape: give it, as in cuda_l2.load({str(path)!r},"
+            " task='512x512x512:tn')"
+        )
+    gemm = tasks.read(task)
+    if not isinstance(gemm, Gemm):
+        raise UserError(f"kernels for tasks cannot be called from torch yet: {path} was not loaded for {gemm}")
+    try:
+        contract.parse_cpu(text).workspace_bytes(gemm)
+    except contract.ContractError as error:
+        raise UserError(f"{path} cannot be loaded for {gemm}: {error}") from None
+    return Saved(gemm, candidate, "")
 
 
 def built(kernel: Saved) -> Build:
