@@ -16,7 +16,7 @@ from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.library.kernel import Kernel, TorchKernel
-from cuda_l2.library.saved import TorchsOwn, ratio_text, torchs_best, why_no_win
+from cuda_l2.library.saved import Reports, TorchsOwn, ratio_text, torchs_best, why_no_win
 from cuda_l2.llm._base import is_model, is_unread
 from cuda_l2.machine import chosen
 from cuda_l2.machine._base import Target
@@ -53,7 +53,7 @@ class Result:
     task: Task
     target: Target
     search: Progress
-    reports: dict[str, Trial]  # by protocol, from runs after the search on other inputs; empty if interrupted
+    reports: Reports  # from runs after the search on other inputs; empty if interrupted
     source_path: Path | None
     not_reported: str = ""
     """Why a report is missing, where other work had the machine or the time was up."""
@@ -103,15 +103,19 @@ class Result:
             return TorchKernel(TorchsOwn(self.task, self.handed_out, self.why_no_win, self.target.machine))
         if is_unread(self.best.candidate.proposer):
             raise UserError(
-                f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
-                " with cuda_l2.load(result.source_path)"
+                f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}, then cuda_l2.load that path"
             )
         return Kernel(self.task, self.best.candidate, self.best.build, self.best.machine)
 
     def __repr__(self) -> str:
         """One line: the winner and its speedup by protocol, or why there is none."""
         found = "; ".join(map(ratio_text, self.reports.values()))
-        kernel = f"kernel {self.best.candidate.id} has {found}" if self.best else ""
+        if self.best is None:
+            last = (
+                "; cuda_l2.load(result.source_path) gives the last one" if self.source_path and self.handed_out else ""
+            )
+            return f"<Result for {self.task}: {self.why_no_win}{last}>"
+        kernel = f"kernel {self.best.candidate.id} has {found}"
         return f"<Result for {self.task}: {kernel if self.wins else f'no kernel wins: {self.why_no_win}'}>"
 
     def save(self, path: Path | str) -> None:
@@ -271,13 +275,16 @@ class Optimizer(Workbench):
         self, task: Task, progress: Progress, winner: Trial | None, on_stage: Callable[[str], None] = lambda stage: None
     ) -> Result:
         """Report the winner of a search from another run, and keep its source."""
-        result = Result(task, self.target, progress, {}, None)
+        result = Result(task, self.target, progress, Reports(), None)
         try:
             left_s = progress.ended + self.plan(task).report_s - self.clock.now()
             if winner is not None:
                 self._report(winner, result, on_stage, left_s)
         except KeyboardInterrupt:
             progress.interrupted = True
+        if result.not_reported or not result.reports:
+            again = "; search again when the machine is quiet, or longer" if result.best else ""
+            result.reports.why = f"{result.not_reported or result.why_no_win}{again}"
         if kept := result.best or progress.untimed:
             result.source_path = self.save_source(kept)
         return result
@@ -389,7 +396,8 @@ class Optimizer(Workbench):
             correct = trial.verdict and trial.verdict.status is VerdictStatus.CORRECT
             if not correct or trial.status in FOUND_WRONG:
                 failed = f"the winner {winner.candidate.id} failed when it was checked again"
-                result.reports, result.search.refuted = {}, f"{failed}: {trial.reason}"
+                result.reports.clear()
+                result.search.refuted = f"{failed}: {trial.reason}"
                 return
             if trial.timing and trial.timing.speedup:
                 result.reports[trial.protocol] = trial

@@ -17,6 +17,7 @@ from cuda_l2.reward import RewardSettings
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.steps import step
+from cuda_l2.system.text import counted
 
 LATE = 0.1
 """Share of the budget by which the last candidate may be expected to end late."""
@@ -34,7 +35,8 @@ class Progress:
     built: int = 0
     known: int = 0  # judged by an earlier run; the trial comes from the archive
     repeated: int = 0  # judged before in this run
-    correct: int = 0
+    correct: int = 0  # timed or not
+    timed: int = 0  # of these
     rejected: collections.Counter[str] = field(default_factory=collections.Counter)  # by status
     best: Trial | None = None
     last: Trial | None = None
@@ -63,7 +65,8 @@ class Progress:
         if self.refuted:
             return self.refuted
         if self.untimed:
-            return f"no kernel was timed: {self.untimed.reason}; search again when the machine is quiet, or longer"
+            found = f"{counted(self.correct, 'correct kernel')}, none timed"
+            return f"{found}: {self.untimed.reason}; search again when the machine is quiet, or longer"
         return "no correct kernel was found; search longer"
 
     def count(self, trial: Trial, known: bool, repeated: bool = False) -> None:
@@ -79,9 +82,11 @@ class Progress:
             self.built += 1
         if trial.timing and trial.timing.speedup:
             self.correct += 1
+            self.timed += 1
             if self.best is None or trial.speedup > self.best.speedup:
                 self.best = trial
         elif trial.status == TimingStatus.BUSY:
+            self.correct += 1
             self.untimed = trial
         else:
             self.rejected[trial.status] += 1

@@ -1,6 +1,7 @@
 """The Python interface: optimize, its kernel, evaluate."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import torch
 import cuda_l2
 from cuda_l2.agents.workshop import Workshop
 from cuda_l2.library import saved
-from cuda_l2.library.kernel import TorchKernel
+from cuda_l2.library.kernel import Kernel, TorchKernel
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.optimizer import Optimizer
-from cuda_l2.records import FOUND_WRONG, Candidate
+from cuda_l2.optimizer import Optimizer, Result
+from cuda_l2.records import FOUND_WRONG, Candidate, Timing, TimingStatus
 from cuda_l2.report import tables
 from cuda_l2.search import Progress, comparable
 from cuda_l2.settings import Settings
@@ -38,6 +39,36 @@ def test_the_report_comes_from_runs_after_the_search(result) -> None:
     assert set(result.reports) == {"offline", "server"}
     assert result.best.protocol == "offline"
     assert result.best.verdict.passed[-3:] == ("often", "ahead", "statics")
+
+
+def test_a_missing_report_is_an_error_that_says_why_and_what_to_do(result, tmp_path) -> None:
+    def missing(found: Result, protocol: str) -> str:
+        with pytest.raises(KeyError) as error:
+            found.reports[protocol]
+        assert isinstance(error.value, UserError) and protocol not in found.reports
+        return str(error.value)
+
+    again = pickle.loads(pickle.dumps(result))
+    assert missing(again, "paper") == (
+        "there is no report 'paper': there are offline, server; the setting protocol chooses"
+    )
+    busy = Timing(TimingStatus.BUSY, "search", "threads waited for a core")
+    untimed = replace(result.best, protocol="search", timing=busy)
+    with Optimizer(Settings(archive=tmp_path / "archive.db")) as optimizer:
+        progress = Progress()
+        progress.count(untimed, known=False)
+        ended = optimizer.conclude(result.task, progress, None)
+        assert missing(pickle.loads(pickle.dumps(ended)), "offline") == (
+            "there is no report 'offline': 1 correct kernel, none timed: threads waited for a core; search again when the"
+            " machine is quiet, or longer"
+        )
+        kernel = cuda_l2.load(ended.source_path)  # correct, and reached by its path alone
+        assert isinstance(ended.kernel, TorchKernel) and isinstance(kernel, Kernel)
+        assert kernel.candidate.id == untimed.candidate.id and kernel.gemm == result.task
+        interrupted = optimizer.conclude(result.task, Progress(best=result.best, interrupted=True), None)
+        assert missing(interrupted, "offline").endswith(
+            "after the search; search again when the machine is quiet, or longer"
+        )
 
 
 def test_a_winner_that_turns_out_wrong_is_none_for_anybody_from_then_on(result, tmp_path) -> None:

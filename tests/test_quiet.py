@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
@@ -20,6 +21,7 @@ from test_review import faked
 from test_search import Listed
 
 from cuda_l2.evaluator import Evaluator
+from cuda_l2.library.saved import Reports
 from cuda_l2.measure import cpu_rounds, quiet
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import NOTICED_CORES
@@ -28,7 +30,8 @@ from cuda_l2.measure.quiet import CANARIES, Busy, Quiet
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
 from cuda_l2.optimizer import Result
 from cuda_l2.records import BusyCores, Candidate, Gemm, Timing, TimingStatus
-from cuda_l2.report.tables import print_result
+from cuda_l2.report.live import describe
+from cuda_l2.report.tables import print_result, result_json
 from cuda_l2.search import Progress, Scope, search
 from cuda_l2.system import process_tree, steps
 
@@ -457,11 +460,17 @@ def test_a_search_that_had_no_quiet_says_so(rig, archive, busy_for, capsys) -> N
     with Evaluator(GEMM, rig) as evaluator:
         progress = search(evaluator, Listed([honest_source()]), archive, Scope(budget_s=3600, max_trials=1))
     assert progress.best is None and not archive.trials()
-    print_result(Result(GEMM, rig.target, progress, {}, Path("kept.c")))
+    result = Result(GEMM, rig.target, progress, Reports(), Path("kept.c"))
+    print_result(result)
     said = " ".join(capsys.readouterr().out.split())
-    assert "is correct and could not be timed" in said and "run again when the machine is quiet" in said
-    assert said.endswith("kept.c")
-    assert "no correct kernel" not in said
+    why = "1 correct kernel, none timed: other work kept the cores busy"
+    assert why in said and "search again when the machine is quiet" in said
+    assert said.endswith("compared with nothing (cuda_l2.load makes it a kernel): kept.c")
+    assert "no correct kernel" not in said and "no kernel wins" not in repr(result)
+    assert why in repr(result) and repr(result).endswith("cuda_l2.load(result.source_path) gives the last one>")
+    fields = json.loads(result_json(result))
+    assert (fields["correct"], fields["timed"]) == (1, 0) and fields["why_no_win"].startswith(why)
+    assert "1 kernel tried, 1 correct, none of them timed" in describe(progress)
 
 
 def test_a_jump_that_cannot_be_measured_again_is_no_verdict(rig, monkeypatch) -> None:

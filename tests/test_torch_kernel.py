@@ -124,9 +124,14 @@ def test_a_result_without_a_report_hands_out_torchs_product(own, target, capsys)
 def test_a_result_of_which_nothing_was_timed_hands_out_torchs_usual_product_and_says_so(target, tmp_path) -> None:
     """So that a list of results has something to call for each."""
     busy = Timing(TimingStatus.BUSY, "search", "threads waited for a core")
-    untimed = trial("", timing=busy, task=GEMM)
+    none_timed = Progress()
+    for number in range(2):
+        none_timed.count(trial(str(number), timing=busy, task=GEMM), known=False)
     for progress, why in (
-        (Progress(untimed=untimed), "no kernel was timed: threads waited for a core; search again when the machine is"),
+        (
+            none_timed,
+            "2 correct kernels, none timed: threads waited for a core; search again when the machine is quiet",
+        ),
         (Progress(), "no correct kernel was found; search longer"),
     ):
         result = Result(GEMM, target, progress, {}, None)

@@ -45,7 +45,9 @@ def trial(rig: Any) -> Trial:
 
 
 def progress_of(trial: Trial) -> Progress:
-    progress = Progress(proposed=9, built=9, correct=7, known=2, repeated=1, best=trial, last=trial, seconds=12.0)
+    progress = Progress(
+        proposed=9, built=9, correct=7, timed=7, known=2, repeated=1, best=trial, last=trial, seconds=12.0
+    )
     progress.rejected.update({"refused": 1, "incorrect": 1})
     progress.reviews.update({"lowered": 1, "unstable": 2})
     progress.trials, progress.unjudged, progress.queued_s = [trial], 3, 4.0

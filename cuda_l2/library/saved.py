@@ -19,7 +19,7 @@ from cuda_l2.measure.baselines._base import TorchProduct, baselines_of, named, s
 from cuda_l2.measure.baselines.torch_cpu import Half
 from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import MissingError, UserError
 from cuda_l2.system.files import read_text, whole, write_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.place import Place, Server, is_there, place_of
@@ -50,6 +50,17 @@ class TorchsOwn:
     baseline: str  # name of the strongest
     why: str  # no kernel is handed out
     machine: str
+
+
+class Reports(dict[str, Trial]):
+    """A winner's reports by protocol. MissingError for one that is missing."""
+
+    why = ""
+    """Why one is missing that was to be there, and what to do."""
+
+    def __missing__(self, protocol: str) -> Trial:
+        why = self.why or f"there are {', '.join(self)}; the setting protocol chooses"
+        raise MissingError(f"there is no report {protocol!r}: {why}")
 
 
 def why_no_win(reports: Sequence[Trial]) -> str:

@@ -197,7 +197,7 @@ def describe(progress: "Progress") -> str:
     """What a search found so far, in lines that follow the first."""
     lines = [
         "",
-        f"{counted(progress.proposed, 'kernel')} tried, {progress.correct} correct and timed"
+        f"{counted(progress.proposed, 'kernel')} tried, {correct(progress)}"
         + (f", {progress.known} of them known from an earlier search" if progress.known else "")
         + (f", {progress.repeated} proposed again" if progress.repeated else ""),
     ]
@@ -212,6 +212,13 @@ def describe(progress: "Progress") -> str:
         what = "correct, not timed" if last.status == TimingStatus.BUSY else "last rejected"
         lines.append(f"{what}: {textwrap.shorten(plain(last.reason), MOST_REASON, placeholder=' ...')}")
     return "\n  ".join(lines)
+
+
+def correct(progress: "Progress") -> str:
+    """How many kernels were correct, and how many of them timed."""
+    if progress.timed == progress.correct:
+        return f"{progress.correct} correct and timed"
+    return f"{progress.correct} correct, {progress.timed or 'none'} of them timed"
 
 
 REJECTED = {

@@ -27,7 +27,7 @@ from cuda_l2.records import (
     Trust,
     to_json,
 )
-from cuda_l2.report.live import rejected
+from cuda_l2.report.live import correct, rejected
 from cuda_l2.search import Progress
 from cuda_l2.system.paths import default_archive
 from cuda_l2.system.place import Place
@@ -62,7 +62,7 @@ WIDENED = (
 OWN_COST = 0.05
 """Share of a kernel's time above which the cost of a call in it is told."""
 SEARCHED = (
-    *("proposed", "built", "correct", "known", "repeated", "rejected", "reviews", "checker"),
+    *("proposed", "built", "correct", "timed", "known", "repeated", "rejected", "reviews", "checker"),
     *("seconds", "overhead", "interrupted"),
 )
 """What the JSON of a result holds of the search."""
@@ -134,10 +134,10 @@ def ended(result: "Result") -> str:
     if search.refuted:
         return f"{result.task}: {search.refuted}; search again"
     if best is None and search.untimed:
+        call = " (cuda_l2.load makes it a kernel)" if result.handed_out else ""
         return (
-            f"{result.task}: the kernel {search.untimed.candidate.id} is correct and could not be timed:"
-            f" {search.untimed.reason}; run again when the machine is quiet. Its source, which was compared with"
-            f" nothing: {result.source_path}"
+            f"{result.task}: {search.why_none}. Source of the last one, which was compared with"
+            f" nothing{call}: {result.source_path}"
         )
     if best is None and search.interrupted and not search.proposed:
         return f"{result.task}: interrupted before a kernel was judged; the same command begins again"
@@ -186,7 +186,7 @@ def _searched(search: Progress) -> str:
     repeated = f"{search.repeated} proposed again" if search.repeated else ""
     said = [
         f"search: {counted(search.proposed, 'kernel')} tried in {search.seconds:.0f} s",
-        f"{search.correct} correct and timed",
+        correct(search),
         *filter(None, [known, repeated]),
         f"rejected: {rejected(search)}",
     ]

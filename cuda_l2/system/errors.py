@@ -5,6 +5,12 @@ class UserError(Exception):
     """Bad input or a missing part of the machine: one line that says what to do. Commands exit with 2."""
 
 
+class MissingError(UserError, KeyError):
+    """A mapping lacks what it was asked for; the line says why."""
+
+    __str__ = Exception.__str__  # KeyError's puts the line in quotes
+
+
 class EndOfRunError(UserError):
     """Nothing more can run in this process: other shapes would fail too."""
 
