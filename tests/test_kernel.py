@@ -4,6 +4,7 @@ import copy
 import ctypes
 import json
 import multiprocessing
+import os
 import pickle
 import pickletools
 import resource
@@ -20,7 +21,8 @@ from made import near, trial
 import cuda_l2
 from cuda_l2.build import cpu
 from cuda_l2.library import saved
-from cuda_l2.library.kernel import Kernel
+from cuda_l2.library.kernel import Kernel, TorchKernel
+from cuda_l2.library.saved import TorchsOwn
 from cuda_l2.machine.cpu.target import find_compiler
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Candidate, Gemm
@@ -182,6 +184,36 @@ def test_a_path_that_cannot_be_read_or_written_is_named(kernel, tmp_path) -> Non
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write"):
         kernel.save(tmp_path / "file" / "winner.json")
+
+
+def test_a_kernel_is_saved_over_a_saved_one_and_over_no_other_file(kernel, tmp_path) -> None:
+    path = tmp_path / "mine.py"
+    path.touch()
+    for own in (kernel, TorchKernel(TorchsOwn(GEMM, "torch fp16", "it is slower", "")), kernel):
+        own.save(path)
+        assert type(cuda_l2.load(path)) is type(own)
+    for other in (b"import cuda_l2\n", b"{}", b"\x7fELF\0", b'# "format": "cuda-l2 kernel, version 1"'):
+        path.write_bytes(other)
+        with pytest.raises(UserError, match=r"mine\.py is there, and is no saved kernel: choose another path"):
+            kernel.save(path)
+        assert path.read_bytes() == other
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(UserError, match="is there, and is no saved kernel"):
+            kernel.save(other)
+
+
+@pytest.mark.parametrize("there", ["fast.h", "libfast.so"])
+def test_an_export_replaces_an_earlier_one_and_no_other_file(kernel, tmp_path, there) -> None:
+    other = tmp_path / "others" / there
+    other.parent.mkdir()
+    other.write_text("mine")
+    with pytest.raises(UserError, match=rf"{there} is there.* an exported kernel: choose another name or folder"):
+        kernel.export(other.parent, "fast")
+    assert other.read_text() == "mine" and list(other.parent.iterdir()) == [other]
+    kernel.export(tmp_path, "fast")
+    (tmp_path / "libfast.so").write_text("old")
+    assert kernel.export(tmp_path, "fast").read_bytes().startswith(b"\x7fELF")
 
 
 def test_a_write_that_fails_leaves_the_file_that_was_there(kernel, tmp_path) -> None:

@@ -25,7 +25,7 @@ from cuda_l2.records import Task
 from cuda_l2.settings import Settings
 from cuda_l2.system import paths
 from cuda_l2.system.errors import DeadlyError, UserError
-from cuda_l2.system.files import read_text, write_text
+from cuda_l2.system.files import require_own, write_text
 from cuda_l2.system.place import Place, file_of, is_there, place_of
 from cuda_l2.system.text import counted
 
@@ -261,9 +261,5 @@ def _write_page(page: Path, archive: Place, searched: list[Task], endings: Seque
 
 
 def _require_replaceable(page: Path) -> None:
-    """UserError where a file is there that is no page of an earlier search."""
-    if not is_there(page):
-        return
-    begins = read_text(page)[:2000] if page.is_file() else ""
-    if f'<meta name="generator" content="{" ".join(COMMAND)}">' not in begins:
-        raise UserError(f"{page} is there, and is no page of an earlier search: choose another file with --page")
+    mark = f'.*<meta name="generator" content="{" ".join(COMMAND)}">'
+    require_own(page, mark, "page of an earlier search", "choose another file with --page")

@@ -20,7 +20,7 @@ from cuda_l2.measure.baselines.torch_cpu import Half
 from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import MissingError, UserError
-from cuda_l2.system.files import read_text, whole, write_text
+from cuda_l2.system.files import read_text, require_own, whole, write_text
 from cuda_l2.system.native import compiled
 from cuda_l2.system.place import Place, Server, is_there, place_of
 from cuda_l2.system.values import short
@@ -29,6 +29,8 @@ FORMAT = "cuda-l2 kernel, version 1"
 FORMAT_TORCH = "cuda-l2 torch product, version 1"
 SOURCES = ".c", ".cu"
 EXPORTED = Path(__file__).with_name("exported.c")
+SAVED_MARK = r'\s*\{\s*"format": "cuda-l2 (kernel|torch product),'
+HEADER_MARK = r"/\* C = A B in \w+, kernel \w+, written by cuda-l2 "
 REPORTED = ("offline", "paper", "server")
 """Protocols of reports, the headline first."""
 
@@ -162,7 +164,8 @@ def _archive_of(given: object) -> Place:
 
 
 def write(kernel: Saved | TorchsOwn, path: Path) -> None:
-    """Write a kernel's file; UserError where it cannot be written."""
+    """Write a kernel's file; UserError where it cannot be, or another file than a saved kernel is there."""
+    require_own(path, SAVED_MARK, "saved kernel", "choose another path")
     write_text(path, to_text(kernel), "choose another path")
 
 
@@ -234,7 +237,10 @@ def built(kernel: Saved) -> Build:
 
 
 def export(kernel: Saved, folder: Path, name: str = "") -> Path:
-    """Write lib<name>.so, which needs nothing but the C library, and <name>.h; the library's path."""
+    """Write lib<name>.so, which needs nothing but the C library, and <name>.h; the library's path.
+
+    UserError where one of them is there and was not exported.
+    """
     gemm, terms = kernel.gemm, contract.parse_cpu(kernel.candidate.source)
     name = name or re.sub(r"\W", "_", f"gemm_{gemm}")
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
@@ -248,16 +254,20 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
     }
     defined = [f"-D{macro}={value}" for macro, value in macros.items()]
     helper = compiled(EXPORTED, "-c", "-fPIC", "-pthread", "-fvisibility=hidden", *defined)
-    library = folder / f"lib{name}.so"
+    library, header = folder / f"lib{name}.so", folder / f"{name}.h"
+    advice = "choose another name or folder"
+    require_own(header, HEADER_MARK, "header of an exported kernel", advice)
+    if library.exists() and not header.exists():
+        raise UserError(f"{library} is there without the header of an exported kernel: {advice}")
     try:
         with scratch.folder() as work:
             reason = cpu.link(kernel.candidate, detect(), helper, work)
             if reason:
                 raise UserError(f"the library for {gemm} cannot be linked: {reason}")
             folder.mkdir(parents=True, exist_ok=True)
-            with whole(library, "choose another folder") as partial:
+            write_text(header, _header(name, kernel), advice)  # first: by it the library is known as ours
+            with whole(library, advice) as partial:
                 shutil.copyfile(work / "library.so", partial)
-            write_text(folder / f"{name}.h", _header(name, kernel), "choose another folder")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error}") from None
     return library

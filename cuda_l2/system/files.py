@@ -5,6 +5,7 @@ import csv
 import importlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from cuda_l2.system.errors import UserError
 
 OUT = "choose another place with --out"
+OWN_BYTES = 4096
+"""Beginning of a file by which it is known as ours."""
 MOST_BYTES = 256 << 20
 """Size of a text file that is read."""
 
@@ -36,6 +39,24 @@ def imported(package: str, what: str, extra: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise UserError(f"{what} the package {error.name}: pip install 'cuda-l2[{extra}]'") from None
+
+
+def require_own(path: Path, mark: str, what: str, advice: str = OUT) -> None:
+    """UserError where something is there that is not ours to replace; an empty file may be replaced.
+
+    mark: pattern that the beginning of a file of ours matches. what: the noun for ours.
+    """
+    try:
+        if not path.exists():
+            return
+        begins = b"?"  # a folder, or a pipe, which would wait for a writer
+        if path.is_file():
+            with path.open("rb") as file:
+                begins = file.read(OWN_BYTES)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
+    if begins and not re.match(mark.encode(), begins, re.DOTALL):
+        raise UserError(f"{path} is there, and is no {what}: {advice}")
 
 
 @contextlib.contextmanager
