@@ -109,14 +109,13 @@ class Result:
 
     def __repr__(self) -> str:
         """One line: the winner and its speedup by protocol, or why there is none."""
-        found = "; ".join(map(ratio_text, self.reports.values()))
         if self.best is None:
             last = (
                 "; cuda_l2.load(result.source_path) gives the last one" if self.source_path and self.handed_out else ""
             )
             return f"<Result for {self.task}: {self.why_no_win}{last}>"
-        kernel = f"kernel {self.best.candidate.id} has {found}"
-        return f"<Result for {self.task}: {kernel if self.wins else f'no kernel wins: {self.why_no_win}'}>"
+        won = f"kernel {self.best.candidate.id} has {'; '.join(map(ratio_text, self.reports.values()))}"
+        return f"<Result for {self.task}: {won if self.wins else f'no kernel wins: {self.why_no_win}'}>"
 
     def save(self, path: Path | str) -> None:
         """Write `kernel` as JSON, a winner's source or the name of torch's product; `cuda_l2.load` reads it."""
@@ -396,8 +395,7 @@ class Optimizer(Workbench):
             correct = trial.verdict and trial.verdict.status is VerdictStatus.CORRECT
             if not correct or trial.status in FOUND_WRONG:
                 failed = f"the winner {winner.candidate.id} failed when it was checked again"
-                result.reports.clear()
-                result.search.refuted = f"{failed}: {trial.reason}"
+                result.reports, result.search.refuted = Reports(), f"{failed}: {trial.reason}"
                 return
             if trial.timing and trial.timing.speedup:
                 result.reports[trial.protocol] = trial

@@ -29,9 +29,19 @@ from cuda_l2.records import (
     Verdict,
     VerdictStatus,
 )
+from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
 
 GEMM = Gemm(64, 64, 64)
+
+
+def test_an_archive_makes_no_folder_but_the_usual_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_L2_HOME", str(tmp_path / "home" / "data"))
+    with pytest.raises(UserError, match=r"there is no folder .*/other/deep; make it, or choose another with --archive"):
+        Archive(tmp_path / "other" / "deep" / "archive.db")
+    assert not any(tmp_path.iterdir())
+    Archive(paths.default_archive()).close()
+    assert (tmp_path / "home" / "data" / "archive.db").is_file()
 
 
 def test_trials_come_back_whole_and_in_order(archive) -> None:
@@ -202,6 +212,7 @@ def test_a_record_written_before_there_were_other_tasks_is_read(archive) -> None
 @pytest.mark.parametrize("open_elsewhere", [False, True])
 def test_what_cannot_be_written_can_be_read(tmp_path, open_elsewhere) -> None:
     path = tmp_path / "folder" / "a.db"
+    path.parent.mkdir()
     with Archive(path) as archive:
         archive.append(trial("int x;"))
         if not open_elsewhere:

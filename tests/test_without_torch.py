@@ -51,6 +51,10 @@ def test_a_command_that_needs_torch_says_how_to_get_it_in_one_line(arguments: tu
         (["bench", "--grid", "64x64x64", "--protocols", "ofline"], "no protocol 'ofline'"),
         (["optimize", "64x64x64", "--workers", "0"], "--workers is auto"),
         (["optimize", "64x64x64", "--archive", __file__], "not a usable archive"),
+        (
+            ["optimize", "64x64x64", "--archive", "nowhere/archive.db"],
+            "there is no folder nowhere; make it, or choose",
+        ),
         (["bench", "64x64x64", "--policy", "nobody"], "no policy 'nobody'"),
         (["library", "bench", "64x64x"], "cannot read the shape '64x64x'"),
         (["profile", "missing.cu", "64x64x64"], "cannot read missing.cu"),

@@ -26,7 +26,7 @@ from cuda_l2.settings import Settings
 from cuda_l2.system import paths
 from cuda_l2.system.errors import DeadlyError, UserError
 from cuda_l2.system.files import require_own, write_text
-from cuda_l2.system.place import Place, file_of, is_there, place_of
+from cuda_l2.system.place import Place, file_of, is_there, place_of, require_folder
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -128,9 +128,10 @@ def _archive(settings: Settings) -> Place | Path:
 
 
 def _require_usable(archive: Place | Path) -> None:
-    """UserError where something is there that is no archive."""
+    """UserError where something is there that is no archive, or there is no folder for it."""
     from cuda_l2.archive import Archive
 
+    require_folder(archive)
     if isinstance(archive, Path) and is_there(archive) and archive.stat().st_size:
         Archive(archive, reading=True).close()
 

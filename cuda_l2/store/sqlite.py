@@ -10,6 +10,7 @@ from cuda_l2.store import statements
 from cuda_l2.store._base import SCHEMA_VERSION, Database, Mode, Rows, Step, StoreFault, Values
 from cuda_l2.system.database import connect, connect_to_read
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import require_folder
 
 ADDED = "exchanges", "claims"
 """Tables that older archives lack."""
@@ -33,6 +34,7 @@ class SqliteDatabase(Database):
                 self._require_version()
                 return
             if mode == "make":
+                require_folder(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
             elif not path.is_file() or not path.stat().st_size:
                 raise UserError(f"there is no archive {path}; choose another with --archive")

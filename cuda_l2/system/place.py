@@ -99,6 +99,12 @@ def is_there(place: Place) -> bool:
         raise UserError(f"cannot read {short(str(place))}: {error.strerror or error}") from None
 
 
+def require_folder(place: Place) -> None:
+    """UserError where an archive's file has no folder to lie in; the usual archive's is made with it."""
+    if isinstance(place, Path) and place != paths.default_archive() and not is_there(place.parent):
+        raise UserError(f"there is no folder {place.parent}; make it, or choose another with --archive")
+
+
 def folder_of(place: Place) -> Path:
     """The folder of the files that go with an archive, as winners' sources: beside a file, for a server at home."""
     return place.resolve().parent if isinstance(place, Path) else paths.data_dir()
