@@ -228,7 +228,7 @@ def loaded(folder: Path, grid: str, **settings: Any) -> Survey:
     return found
 
 
-def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
+def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = "64x64x64,128x64x64"
     gemms = SurveySettings(grid=shapes).gemms()
     assert len(gemms) == 4
@@ -259,6 +259,10 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
         survey(tmp_path / "out", shapes, pool=tmp_path / "given.csv")
     store(tmp_path / "out", dataclasses.replace(header, machine="another"))
     with pytest.raises(UserError, match="measured with machine another, not"):
+        again.load()
+    store(tmp_path / "out", header)
+    monkeypatch.setattr("cuda_l2.runs.survey.FINAL_ROUNDS", 7, raising=False)
+    with pytest.raises(UserError, match="rounds"):
         again.load()
 
 

@@ -23,7 +23,7 @@ from cuda_l2.library.kernels import kernels_of
 from cuda_l2.library.table import PoolRow, Row, pool_of, read_pool, read_table, read_times, schedule_text, write_pool
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
-from cuda_l2.measure.quick import Item, QuickTimer
+from cuda_l2.measure.quick import FINAL_ROUNDS, Item, QuickTimer
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.runs.results import Header, RunFile
 from cuda_l2.runs.settings import SurveySettings
@@ -222,6 +222,7 @@ class Survey(Closing):
     def _header(self) -> Header:
         pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
         settings: dict[str, object] = {"pool": pool, "cold": self.settings.cold}
+        settings |= {"finalists": FINALISTS, "rounds": FINAL_ROUNDS}  # times by other numbers are not compared with these
         if self.settings.table:
             settings["tried"] = f"{self.settings.near} near" if self.settings.near else "whole table, orders"
         return Header(self.target.machine, {}, settings, now(), KIND, VERSION)
