@@ -222,7 +222,7 @@ class Survey(Closing):
     def _header(self) -> Header:
         pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
         settings: dict[str, object] = {"pool": pool, "cold": self.settings.cold}
-        settings |= {"finalists": FINALISTS, "rounds": FINAL_ROUNDS}  # times by other numbers are not compared with these
+        settings |= {"finalists": FINALISTS, "rounds": FINAL_ROUNDS}  # by others times differ
         if self.settings.table:
             settings["tried"] = f"{self.settings.near} near" if self.settings.near else "whole table, orders"
         return Header(self.target.machine, {}, settings, now(), KIND, VERSION)
