@@ -1,5 +1,6 @@
 """Which kernel serves a shape that was not tuned, or under a rule, on a driver that records."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -13,12 +14,12 @@ from cuda_l2 import contract
 from cuda_l2.library.deploy import calls, choices, dispatch, pack, recipes, rules
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.native import Native
-from cuda_l2.library.deploy.recipes import KERNELS, Recipe, candidate
+from cuda_l2.library.deploy.recipes import FEW_ROWS, KERNELS, Recipe, candidate
 from cuda_l2.library.table import family_of, read_times, schedule_text
 from cuda_l2.records import Gemm, Layout
 from cuda_l2.system.errors import UserError
 
-WAVE = "256,4096,64,nn,fp32,cold,sm90_wave"
+WAVE = "256,4096,256,nn,fp32,cold,sm90_wave"
 PERSISTENT = "128,16384,512,nn,fp32,programmatic,sm90_persistent"
 
 
@@ -113,11 +114,11 @@ def edge_recipe(wanted: list[Recipe], whole: Gemm) -> Recipe:
 
 def test_rows_between_tuned_ones_are_launched_by_the_larger_ones_schedule(installed, driver) -> None:
     fake, library = driver
-    wanted, whole = installed(WAVE), Gemm.parse("256x4096x64:bf16")
+    wanted, whole = installed(WAVE), Gemm.parse("256x4096x256:bf16")
     edge = edge_recipe(wanted, whole)
     upper = chosen(wanted[0], whole)
     assert upper.kernel != edge.id
-    choices.add(PLACE, [upper, replace(upper, shape="128x4096x64:bf16")])
+    choices.add(PLACE, [upper, replace(upper, shape="128x4096x256:bf16")])
     gemm = replace(whole, m=250)
     plan = contract.parse_cuda(edge.candidate.source).plan(gemm, TARGET.sms)
     fake.parameters(parameter_sizes(plan))
@@ -128,7 +129,7 @@ def test_rows_between_tuned_ones_are_launched_by_the_larger_ones_schedule(instal
     assert tuple(first.grid) == tuple(second.grid) == plan.launches[0].grid and first.words[3] == 250
     assert dispatch.pack().loaded == [edge.id] and library.counts()["vendor"] == 0
     assert torch.equal(calls.matmul(a[:100], b), a[:100] @ b)  # fewer than the least that was tuned
-    choices.add(PLACE, [Choice("201x4096x64:bf16")])
+    choices.add(PLACE, [Choice("201x4096x256:bf16")])
     dispatch.forget()
     calls.matmul(*operands(replace(whole, m=201)))  # tuned, and torch won
     assert fake["launch_count"] == 2 and library.counts()["vendor"] == 2
@@ -168,9 +169,9 @@ def test_a_kernel_for_any_size_serves_what_was_tuned_with_it(installed, driver) 
 
 def test_without_its_kernel_in_the_pack_a_neighbours_schedule_serves_nothing(installed, driver, recwarn) -> None:
     fake, library = driver
-    wanted, whole = installed(WAVE), Gemm.parse("256x4096x64:bf16")
+    wanted, whole = installed(WAVE), Gemm.parse("256x4096x256:bf16")
     upper = chosen(wanted[0], whole)
-    choices.add(PLACE, [upper, replace(upper, shape="128x4096x64:bf16")])
+    choices.add(PLACE, [upper, replace(upper, shape="128x4096x256:bf16")])
     del dispatch.pack().kernels[edge_recipe(wanted, whole).id]
     a, b = operands(replace(whole, m=200))
     assert torch.equal(calls.matmul(a, b), a @ b)
@@ -225,7 +226,8 @@ def test_the_rule_takes_the_row_with_weights_from_memory_and_no_kernel_that_wait
 
 def test_the_deterministic_rule_leaves_out_what_was_not_proved(monkeypatch) -> None:
     table = rules._table()
-    unproved = next(iter(table.values()))
+    rows = Counter(replace(row.gemm, dtype="float16") for path in (KERNELS, FEW_ROWS) for row in recipes.evidence(path))
+    unproved = next(row for gemm, row in table.items() if rows[gemm] == 1)
     monkeypatch.setattr(
         rules,
         "evidence",
