@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import test_rules_gpu
+from made_pack import recipes_of
 
 from cuda_l2 import contract
 from cuda_l2.build import cubin
@@ -61,6 +63,10 @@ def test_a_kernel_for_few_rows_is_compiled_for_whole_tiles_and_for_parts(wanted)
 def test_the_proved_kernels_are_the_ones_that_are_written_now() -> None:
     proved = [recipe for recipe in recipes.recipes(FEW_ROWS, ANY_SIZE, AHEAD) if recipe.proof]
     assert len(proved) > 80 and all(recipe.id in recipe.proof for recipe in proved)
+
+
+def test_the_table_has_the_rows_that_tests_on_a_gpu_name(tmp_path) -> None:
+    assert recipes_of(tmp_path, *test_rules_gpu.TABLE)
 
 
 @pytest.mark.full
