@@ -12,7 +12,7 @@ from cuda_l2.tasks import parse
 from cuda_l2.tasks._base import definitions
 from cuda_l2.tasks.cases import MINUS_INFINITY, Case, OwnCases
 from cuda_l2.tasks.tolerance import _moved, _SumsMoved, bounds
-from cuda_l2.tasks.values import Distribution
+from cuda_l2.tasks.values import PEAK, Distribution, real, seeded
 from cuda_l2.verify.seeds import SEEDS
 
 EVERY = [(name, dtype) for name, known in definitions().items() for dtype in known.dtypes]
@@ -46,6 +46,14 @@ def answers(case: Case, index: int) -> Iterator[tuple[str, torch.Tensor]]:
         yield "columns are shifted", right.roll(1, -1)
     if right.numel() > 1:
         yield "the last element is left out", torch.cat([right.flatten()[:-1], right.new_zeros(1)]).reshape(right.shape)
+
+
+@pytest.mark.parametrize(("columns", "places"), [(70, {0, 1, 2, 3}), (4, {0, 1, 2, 3}), (3, None), (1, {0})])
+def test_peaks_stand_at_even_and_odd_places_in_every_draw(columns, places) -> None:
+    for seed in range(100):
+        peaks = real((33, columns), seeded(seed, "x"), Distribution.LARGE)[3::4].max(-1)
+        assert bool((peaks.values >= PEAK).all())
+        assert places is None or set((peaks.indices % 4).tolist()) == places, seed
 
 
 @pytest.mark.corpus(8)

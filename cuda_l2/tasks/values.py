@@ -68,6 +68,9 @@ def distributions(dtype: str) -> list[Distribution]:
 
 
 PEAK = 1000.0
+PEAK_PLACES = 4
+"""Peaks come at all places modulo this in turn: where all were at random, a kernel that looks at every second element
+passed once in some hundred judgements."""
 NEARLY_PARALLEL = (Distribution.LARGE, Distribution.DISTANT)
 """Their rows are: matrices that are made of them have no factors in fp32."""
 
@@ -184,8 +187,12 @@ def _peaked(drawn: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """In every fourth row one number is far above all others, and in every fourth one the last two are, one apart."""
     if drawn.dim() and drawn.numel():
         rows = drawn.view(-1, drawn.shape[-1])
-        single = rows[3::4]
-        at = torch.randint(rows.shape[1], (len(single), 1), generator=generator, device=drawn.device)
+        single, columns = rows[3::4], rows.shape[1]
+        at = torch.randint(columns, (len(single), 1), generator=generator, device=drawn.device)
+        turn = torch.arange(len(single), device=drawn.device)[:, None]
+        turn += torch.randint(PEAK_PLACES, (), generator=generator, device=drawn.device)
+        at += turn % PEAK_PLACES - at % PEAK_PLACES
+        at = torch.where(at < columns, at, at - PEAK_PLACES).clamp_min(0)
         single.scatter_(1, at, PEAK + single.gather(1, at).abs())
         rows[1::4, -1] = PEAK + rows[1::4, -1].abs()
         rows[1::4, -2:-1] = rows[1::4, -1:] - 1
