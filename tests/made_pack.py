@@ -36,9 +36,8 @@ def listed(recipe: Recipe) -> Packed:
 
 
 def recipes_of(folder: Path, *rows: str) -> list[Recipe]:
-    """The recipes of the table's rows that begin so; AssertionError where it has none."""
+    """The recipes of the table's rows that begin so."""
     first, *lines = KERNELS.read_text().splitlines()
-    assert all(any(line.startswith(row) for line in lines) for row in rows), "another selection: name others"
     (folder / "kernels.csv").write_text("\n".join([first, *(line for line in lines if line.startswith(rows))]) + "\n")
     return recipes(folder / "kernels.csv")
 

@@ -65,8 +65,9 @@ def test_the_proved_kernels_are_the_ones_that_are_written_now() -> None:
     assert len(proved) > 80 and all(recipe.id in recipe.proof for recipe in proved)
 
 
-def test_the_table_has_the_rows_that_tests_on_a_gpu_name(tmp_path) -> None:
-    assert recipes_of(tmp_path, *test_rules_gpu.TABLE)
+@pytest.mark.parametrize("row", test_rules_gpu.TABLE)
+def test_the_table_has_the_rows_that_tests_on_a_gpu_name(row, tmp_path) -> None:
+    assert recipes_of(tmp_path, row)
 
 
 @pytest.mark.full
