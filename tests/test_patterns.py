@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from cuda_l2.verify.models import PATTERNS
+from cuda_l2.records import Gemm
+from cuda_l2.tasks.products import CpuReferences, ProductCases
+from cuda_l2.verify.models import PATTERNS, _judged_by_size
 
 SHAPES = [(1, 1), (1, 5), (5, 1), (8, 8), (7, 12), (13, 6)]
 HELD = {
@@ -39,3 +41,12 @@ def test_a_pattern_is_what_its_name_says_at_any_size(name) -> None:
         assert HELD.get(name, lambda x: True)(found)
     four = PATTERNS["two of four zero"](torch.randn(3, 8, generator=generator), 5)
     assert ((four.reshape(3, 2, 4) == 0).sum(2) == 2).all()
+
+
+def test_rounding_of_a_subnormal_product_is_allowed() -> None:
+    cases = ProductCases(Gemm(1, 1, 1), 5, CpuReferences())
+    for number in range(20):
+        a, b = (torch.full((1, 1), (1 + number / 7) * scale) for scale in (1e-4, 1e-3))
+        case = _judged_by_size(cases, a, b)
+        right = case.expected["fp32"]
+        assert bool(((right.half().float() - right).abs() <= case.expected["allowed"]).all()), number

@@ -112,7 +112,8 @@ def cpu_seconds(root: int) -> float:
 
 def own_seconds() -> float:
     """The same of this process and all under it, those that `kill` ended too."""
-    return cpu_seconds(os.getpid()) + _ended_ticks / os.sysconf("SC_CLK_TCK")
+    seconds = cpu_seconds(os.getpid()) + _ended_ticks / os.sysconf("SC_CLK_TCK")
+    return round(seconds, 6)  # whole ticks: what has ended and what has not add up to the same, whichever comes first
 
 
 def _ticks(pid: int) -> int:
