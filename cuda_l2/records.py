@@ -194,7 +194,7 @@ class BusyCores:
 
     @property
     def share(self) -> float:
-        """Of all these cores."""
+        """The part of all these cores that was busy."""
         return self.cores / self.of
 
 

@@ -72,6 +72,18 @@ def no_servers_left() -> Iterator[None]:
     cuda_compiler.close_servers()
 
 
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [("a b c order m n k", ""), ("a b c order m n", "takes 7 parameters, the contract passes 6")],
+)
+def test_parameters_are_counted_where_a_table_makes_them_longer_than_4_kib(args: str, reason: str) -> None:
+    table = '[[table]]\nname = "order"\ndtype = "uint16"\nlength = 4096\nvalue = "i"\n'
+    taken = KERNEL.replace("int m", "const __grid_constant__ Order order, int m")
+    body = f"struct Order {{ unsigned short of[4096]; }};\n{taken} {{ c[order.of[threadIdx.x]] = a[n]; }}"
+    built = build(source(body, args=args, extra=table))
+    assert (built.status is BuildStatus.BUILT) == (not reason) and reason in built.reason, built.reason + built.log
+
+
 @pytest.mark.corpus(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 def test_tensor_core_kernels_compile_for_every_architecture(arch: str) -> None:

@@ -14,8 +14,9 @@ from cuda_l2.optimizer import Optimizer, Settings
 from cuda_l2.records import Candidate, Operation
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definition, definitions
-from cuda_l2.tasks.cases import CLOSE, OwnCases, in_full_precision
+from cuda_l2.tasks.cases import CLOSE, OwnCases
 from cuda_l2.tasks.tolerance import widened
+from cuda_l2.tasks.warm import in_full_precision
 
 pytestmark = [pytest.mark.gpu]
 CORPUS = Path(__file__).with_name("cuda_task_cheats")

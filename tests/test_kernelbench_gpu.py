@@ -55,7 +55,7 @@ from cuda_l2.runs.task_bench import read_tasks
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import describe
-from cuda_l2.tasks.cases import in_full_precision
+from cuda_l2.tasks.warm import in_full_precision
 
 EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
 RUNS = pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine")

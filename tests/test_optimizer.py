@@ -38,7 +38,7 @@ def test_the_winner_runs_as_a_callable(result) -> None:
 def test_the_report_comes_from_runs_after_the_search(result) -> None:
     assert set(result.reports) == {"offline", "server"}
     assert result.best.protocol == "offline"
-    assert result.best.verdict.passed[-3:] == ("often", "ahead", "statics")
+    assert result.best.verdict.passed[-3:] == ("ahead", "statics", "overlap")
 
 
 def test_a_missing_report_is_an_error_that_says_why_and_what_to_do(result, tmp_path) -> None:

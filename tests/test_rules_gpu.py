@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 TABLE = (
     *("512,2048,4096,tn,fp32,programmatic", "64,1024,1024,nn,fp32,programmatic", "64,1024,512,tn,fp32,cold"),
     *("512,4096,64,tn,fp32,programmatic", "128,12288,8192,tn,fp32,plain", "128,16384,512,tn,fp32,programmatic"),
-    *("2048,12288,2048,tn,fp32,programmatic", "128,12288,512,nn,fp32,cold", "128,16384,1024,nn,fp32,plain"),
+    *("4096,16384,1024,tn,fp32,cold", "128,12288,512,nn,fp32,cold", "128,16384,1024,nn,fp32,plain"),
 )
 SHAPES = ("1x4096x4096:tn:bf16", "1x1536x8960:tn:bf16", "1x1024x2048:tn", "1x3072x1024:bf16")
 

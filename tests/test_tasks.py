@@ -1,5 +1,6 @@
 """tasks/: every task of our own computes, everywhere it says it does, and its tolerance tells fp32 from less."""
 
+import math
 import sys
 
 import numpy as np
@@ -11,7 +12,19 @@ from cuda_l2.records import Gemm, Operation, from_json, to_json
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Definition, definition, definitions
 from cuda_l2.tasks.tolerance import bounds
-from cuda_l2.tasks.values import Distribution, Domain, Values, booleans, integers, normal, seeded
+from cuda_l2.tasks.values import (
+    FEW,
+    TO_ZERO,
+    Distribution,
+    Domain,
+    Values,
+    booleans,
+    integers,
+    normal,
+    put,
+    put_far_below,
+    seeded,
+)
 
 OWN = definitions()
 CASES = [(name, dtype) for name, known in OWN.items() for dtype in known.dtypes]
@@ -279,12 +292,51 @@ def test_every_distribution_stays_in_the_domain(values, holds, distribution) -> 
 
 
 def test_distributions_are_what_they_are_named_for() -> None:
-    drawn = {d: normal("rows").draw({"rows": 10000}, "float32", seeded(1, "x"), d) for d in Distribution}
+    drawn = {d: normal("1 rows").draw({"rows": 10000}, "float32", seeded(1, "x"), d) for d in Distribution}
     assert abs(float(drawn[Distribution.OFFSET].mean()) - 8) < 0.1
     assert abs(float(drawn[Distribution.WIDE].std()) - 8) < 0.3
     assert 0.8 < float((drawn[Distribution.SPARSE] == 0).float().mean()) < 0.95
     assert drawn[Distribution.CONSTANT].unique().numel() == 1
     assert float(drawn[Distribution.UNIFORM].max()) <= 0 < float(drawn[Distribution.OFFSET].min())
+
+
+def test_of_a_sparse_vector_few_elements_are_left() -> None:
+    for seed in range(9):
+        drawn = normal("rows").draw({"rows": 10000}, "float32", seeded(seed, "x"), Distribution.SPARSE)
+        assert 1 <= int((drawn != 0).sum()) <= FEW
+
+
+def test_the_largest_of_a_uniform_row_in_four_stand_a_power_of_two_apart() -> None:
+    drawn = normal("rows 8192").draw({"rows": 40}, "float32", seeded(1, "x"), Distribution.UNIFORM)
+    strides = set()
+    for row in drawn[1::4]:
+        (at,) = (row > -0.5 * TO_ZERO).nonzero(as_tuple=True)
+        apart = at.diff()
+        strides.add(int(apart.mode().values))
+        assert float((apart == apart.mode().values).float().mean()) > 0.2
+    assert len(strides) > 3 and all(stride & (stride - 1) == 0 for stride in strides)
+
+
+def test_a_wide_row_in_four_has_halves_and_the_largest_of_eight_bits() -> None:
+    drawn = normal("rows 70").draw({"rows": 40}, "float32", seeded(1, "x"), Distribution.WIDE)
+    halves = (2 * drawn == (2 * drawn).round()).all(-1)
+    assert halves[3::4].all() and int(halves.sum()) == 10 and (drawn[3::4, -1] == drawn[3::4].abs().amax(-1)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_nan_keeps_its_sign_in_every_type(dtype: torch.dtype) -> None:
+    values = torch.zeros(2, dtype=dtype)
+    for place, value in enumerate((math.nan, -math.nan)):
+        put(values[place], value)
+    assert values.isnan().all() and values.signbit().tolist() == [False, True]
+
+
+def test_a_row_far_below_zero_stays_in_its_type() -> None:
+    for dtype, near in ((torch.float16, -3e4), (torch.bfloat16, -1e9), (torch.float32, -1e9)):
+        row = torch.zeros(1000, dtype=dtype)
+        put_far_below(row, seeded(1, "x"))
+        assert row.isfinite().all() and float(row.float().mean()) == pytest.approx(near, rel=0.01)
+        assert len(row.unique()) > 3
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cuda_l2.measure import cpu_rounds
 from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.quiet import Busy
 from cuda_l2.records import Candidate, Gemm, Trial
-from cuda_l2.verify import ahead, often, statics
+from cuda_l2.verify import ahead, often, overlap, statics
 
 GEMM = Gemm(48, 32, 40)
 EIGHT = [honest_source() + f"\n/* {'as before, ' * number}*/\n" for number in range(8)]
@@ -85,7 +85,7 @@ def test_what_fails_in_a_batch_leaves_the_others_side_by_side(
     alike(0.8)
     monkeypatch.setattr(often, "LEAST", 1)  # else it is found out before anything is timed
     monkeypatch.setattr(often, "MOST", 1)
-    for check in (ahead.Ahead, statics.Statics):
+    for check in (ahead.Ahead, statics.Statics, overlap.Overlap):
         monkeypatch.setattr(check, "applies", lambda *_: False)
     tired = (CHEATS / "tired.c").read_text().replace("launches > 60", "launches > 200")  # more than checks make
     trials = evaluate([EIGHT[0], "nonsense", tired, EIGHT[1]], GEMM, target="cpu")

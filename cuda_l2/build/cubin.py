@@ -43,6 +43,7 @@ _INSTRUCTION_CALLS = "__cuda_syscall_cp_async_bulk"
 _ENTRY_SECTION = ".nv.constant0."  # one a kernel: its parameters
 _VARIABLE_SECTIONS = (".nv.global", ".data", ".bss")
 _REGISTERS, _PARAMETERS, _PARAMETER = 0x2F, 0x0A, 0x17  # EIATTR_REGCOUNT, EIATTR_PARAM_CBANK, EIATTR_KPARAM_INFO
+_LONG_PARAMETER = 0x45  # EIATTR_KPARAM_INFO_V2, of kernels with more than some 4 KiB of parameters
 _WITH_LENGTH = 4  # EIFMT_SVAL
 
 _TENSOR = re.compile(r"[A-Z0-9]*MMA(?:\.|\Z)")
@@ -130,9 +131,10 @@ def _kernel(name: str, sections: Mapping[str, Section], registers: int) -> Kerne
     attributes = list(_attributes(sections[f".nv.info.{name}"]))
     none = sections[_ENTRY_SECTION + name]["sh_size"], 0
     base, size = next((struct.unpack("<4xHH", value) for kind, value in attributes if kind == _PARAMETERS), none)
-    parameters = sorted(struct.unpack("<4xHHI", value) for kind, value in attributes if kind == _PARAMETER)
+    parameters = [struct.unpack("<4xHHI", value) for kind, value in attributes if kind in (_PARAMETER, _LONG_PARAMETER)]
+    shift = 0 if any(kind == _LONG_PARAMETER for kind, _ in attributes) else 18  # below the size lie flags
     words = tuple(code[i : i + WORD_BYTES] for i in range(0, len(code), WORD_BYTES))
-    return Kernel(name, words, registers, base, size, tuple(flags >> 18 for _, _, flags in parameters))
+    return Kernel(name, words, registers, base, size, tuple(flags >> shift for _, _, flags in sorted(parameters)))
 
 
 def _attributes(section: Section) -> Iterator[tuple[int, bytes]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cuda_l2.llm._base import Message, Messages
 from cuda_l2.machine._base import Target
+from cuda_l2.machine.cpu.target import PEAK_IN_QUIET
 from cuda_l2.records import BuildStatus, Task, Trial
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
@@ -32,7 +33,7 @@ def read_template(packaged: Path, folder: Path | None) -> str:
 
 
 PACKAGED = Path(__file__).with_name("prompts")
-IRRELEVANT = ("sandbox", "system", "python", "peak_in_quiet")
+IRRELEVANT = ("sandbox", "system", "python", PEAK_IN_QUIET)
 """Facts of a machine that no kernel depends on."""
 WIDE = 0.05
 """Half the width of a speedup's interval, relative to the speedup, from which on a prompt gives the interval."""

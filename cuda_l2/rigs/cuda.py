@@ -40,9 +40,10 @@ from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.steps import step
 from cuda_l2.system.turns import ALONE, Turns
-from cuda_l2.tasks.cases import FAR_BYTES, in_full_precision
+from cuda_l2.tasks.cases import FAR_BYTES
 from cuda_l2.tasks.kinds import Home, kind_of
 from cuda_l2.tasks.products import CACHE_BYTES
+from cuda_l2.tasks.warm import in_full_precision
 from cuda_l2.verify import all_checks, deviation, verify
 from cuda_l2.verify._cuda import CudaSession, Facilities, Sanitize
 
@@ -78,7 +79,7 @@ LEAST_CACHED, MOST_CACHED = 1 << 30, 48 << 30
 """Bytes of cases that are kept, with their references."""
 MOST_MODELS = 2
 """KernelBench files whose processes are kept for the next kernel; each has two Pythons with a CUDA context."""
-CASES = 29
+CASES = 37
 """Cases of a matrix product that one verification draws."""
 T = TypeVar("T")
 

@@ -204,6 +204,12 @@ class SurveySettings:
     near: int = 0
     """Kernels to add for each of --table's that differ from it in one choice. On a shape only what differs so from the
     table's row for it is tried."""
+    reports: int = 0
+    """Time as a report does, beside cuBLASLt: what --table names for a shape and layout, and so many more that it names
+    for the shapes most like it. For large shapes, which shorter times rank by the state of the chip."""
+    choices: Path | None = None
+    """With --reports the file of the algorithms that cuBLASLt's autotuning chose, as `cuda-l2 bench` takes it; what it
+    lacks is tuned."""
     pool: Path | None = None
     """CSV file of the kernels to choose from: layout, family, schedule. By default those the families rank first."""
     known: Path | None = None
@@ -220,6 +226,12 @@ class SurveySettings:
             raise UserError("--table takes the place of --pool and --known")
         if self.near < 0 or (self.near and not self.table):
             raise UserError("--near takes a number of kernels near each one of --table")
+        if self.reports < 0 or (self.reports and not self.table):
+            raise UserError("--reports takes a number of kernels of --table")
+        if self.reports and self.near:
+            raise UserError("--reports times kernels that --table has: it does not go with --near")
+        if self.choices and not self.reports:
+            raise UserError("--choices goes with --reports")
 
     @property
     def cold(self) -> bool:

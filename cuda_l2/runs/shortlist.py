@@ -1,10 +1,12 @@
 """Which kernels of a pool to try on a shape, in which orders of tiles: by known times, else by the models; or all.
 
 What a table names for a shape is tried there in every order of tiles, with all other kernels of the table, or with
-those of the pool that differ from one of them in one choice.
+those of the pool that differ from one of them in one choice. Or it is tried as it is, with what the table names for
+shapes like it.
 """
 
 import itertools
+import math
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,7 @@ import numpy as np
 
 from cuda_l2 import contract
 from cuda_l2.families._base import Family, Schedule, families_for
-from cuda_l2.library.table import PROGRAMMATIC, Named, PoolRow, Row, family_of, pool_of
+from cuda_l2.library.table import COLD, PROGRAMMATIC, Named, PoolRow, Row, family_of, pool_of
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
@@ -68,12 +70,17 @@ class Shortlist:
         *,
         whole: bool = False,
         near: bool = False,
+        alike: int = 0,
+        cold: bool = False,
     ) -> None:
         """whole: all kernels of the pool that serve a shape are tried, not only what looks best; known is a table.
 
-        near: those alone that are near one that the table names for the shape, where it names one.
+        near: those alone that are near one that the table names for the shape, where it names one. alike: what the
+        table names for the shape and so many more that it names for shapes like it, of cold launches or of others.
         """
         self.rows, self.target, self._whole, self._near_alone = rows, target, whole, near
+        self._alike, self._cold = alike, cold
+        self._table: list[Row] = []
         self._families = {row.family: family_of(row.family) for row in rows}
         self._named = [dict(row.schedule) for row in rows]
         self._index = {(row.family, row.schedule, row.layout): i for i, row in enumerate(rows)}
@@ -90,6 +97,8 @@ class Shortlist:
 
     def options(self, gemm: Gemm) -> list[Option]:
         """What to try on a shape in its layout. In the fp16 class only what sums in fp16: see `repeat` for the rest."""
+        if self._alike:
+            return list(itertools.islice(self._of_alike(gemm), self._alike + len(self._own.get(gemm, {}))))
         times = self.known.get(replace(gemm, accumulate=Accumulate.FP32), {})
         narrow = gemm.accumulate is Accumulate.FP16
         bits = (gemm.m * gemm.n * gemm.k).bit_length() - 1
@@ -138,13 +147,31 @@ class Shortlist:
     def schedule(self, option: Option, gemm: Gemm, edge: int) -> Schedule | None:
         return self._schedule(option.row, replace(gemm, layout=option.layout), option.launch, edge)
 
-    def _learn(self, row: Row) -> None:
+    def _of_alike(self, gemm: Gemm) -> Iterator[Option]:
+        """What the table names for a shape, then for others of its layout and class, the most alike first."""
+        mine, others = list(self._own.get(gemm, {})), (row for row in self._table if row.gemm.layout is gemm.layout)
+        others = (row for row in others if (row.gemm.accumulate, row.gemm.dtype) == (gemm.accumulate, gemm.dtype))
+        ranked = sorted(others, key=lambda row: (distance(row.gemm, gemm), -row.gemm.flops / row.us))
+        for index, launch in dict.fromkeys([*mine, *map(self._split, ranked)]):
+            option = None if index is None else self._option(index, gemm, launch)
+            if option:
+                yield replace(option, own=(index, launch) in self._own.get(gemm, {}))
+
+    def _split(self, row: Row) -> tuple[int | None, Named]:
+        """A table's row as a row of the pool, None where that lacks it, and its choices of the launch but EDGE."""
         compiled = {choice.name for choice in family_of(row.family).choices if choice.compiled}
         schedule = tuple((name, value) for name, value in row.schedule if name in compiled)
         launch = tuple((name, value) for name, value in row.schedule if name not in compiled and name != EDGE)
-        index = self._find(row.family, schedule, row.gemm.layout)
+        return self._find(row.family, schedule, row.gemm.layout), launch
+
+    def _learn(self, row: Row) -> None:
+        index, launch = self._split(row)
+        if self._alike and (row.edge == COLD) != self._cold:
+            return
         if index is not None and self._whole:
             self._own.setdefault(row.gemm, {})[index, launch] = None
+        if row.edge != PROGRAMMATIC:
+            self._table.append(row)
         if index is not None and row.edge != PROGRAMMATIC:
             times = self.known.setdefault(replace(row.gemm, accumulate=Accumulate.FP32), {})
             times[index] = sorted([*times.get(index, []), (row.us, launch)])
@@ -198,6 +225,12 @@ class Shortlist:
             return Schedule(family, gemm, self.target, tuple(named[choice.name] for choice in family.choices))
         except ValueError:
             return None
+
+
+def distance(one: Gemm, other: Gemm) -> float:
+    """How unlike two shapes are: the sum of the differences of log2 of M, of N and of K."""
+    pairs = (one.m, other.m), (one.n, other.n), (one.k, other.k)
+    return sum(abs(math.log2(a / b)) for a, b in pairs)
 
 
 def near_pool(table: Sequence[Row], target: Target, each: int, seed: int) -> list[PoolRow]:

@@ -6,6 +6,7 @@ What is timed here is for choosing; a kernel's figures are reported from another
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import itertools
 import json
@@ -13,7 +14,7 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from cuda_l2.library.kernels import kernels_of
 from cuda_l2.library.table import PoolRow, Row, pool_of, read_pool, read_table, read_times, schedule_text, write_pool
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
-from cuda_l2.measure.quick import FINAL_ROUNDS, Item, QuickTimer
+from cuda_l2.measure.quick import COLD_FINAL_ROUNDS, FINAL_ROUNDS, Item, QuickTimer, Sampled
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
+from cuda_l2.runs import reported
 from cuda_l2.runs.results import Header, RunFile
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import Option, Shortlist, default_pool, near_pool
@@ -39,6 +41,10 @@ KIND = "cuda-l2 survey"
 VERSION = 2
 EACH, FINALISTS = 6, 8
 """Schedules of each family and shape in the pool that is made where none is given; those timed twice."""
+
+
+Sample = Callable[[Gemm, Sequence[Option]], list[Sampled]]
+"""Times options on a shape, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +163,12 @@ class Survey(Closing):
         """Time what is not yet timed, until the budget is spent; whether all is."""
         assert self._times
         end = time.monotonic() + self.settings.budget_s
-        with QuickTimer(self.settings.seed, FINALISTS, cold=self.settings.cold) as timer:
+        with self._sampler() as sample:
             for gemm in self.pending():
                 if time.monotonic() > end:
                     return False
                 on_shape(gemm, "timing")
-                record = self._time_shape(gemm, timer)
+                record = self._time_shape(gemm, sample)
                 self._times.append(record)
                 self.records[record.gemm] = record
                 on_done(gemm)
@@ -178,16 +184,40 @@ class Survey(Closing):
         sizes = {gemm.any_layout: gemm for gemm in order}
         return [gemm for key, gemm in sizes.items() if key not in self.records]
 
-    def _time_shape(self, gemm: Gemm, timer: QuickTimer) -> Record:
+    @contextlib.contextmanager
+    def _sampler(self) -> Iterator[Sample]:
+        """What times options on a shape."""
+        settings = self.settings
+        if settings.reports:
+            shortlist = Shortlist(self.rows, self.target)
+            with reported.ReportTimer(settings.choices, cold=settings.cold) as timer:
+                yield lambda gemm, options: timer.time(
+                    gemm, [self._entry(option, gemm, shortlist) for option in options]
+                )
+            return
+        with QuickTimer(settings.seed, FINALISTS, cold=settings.cold) as timer:
+            yield lambda gemm, options: timer.time(
+                gemm, [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent, o.own) for o in options]
+            )
+
+    def _entry(self, option: Option, gemm: Gemm, shortlist: Shortlist) -> reported.Entry:
+        """An option for reports. As dependents only the table's own are timed."""
+        dependent = None
+        if option.own and option.dependent and not self.settings.cold:
+            schedule = shortlist.schedule(option, gemm, 1)
+            assert schedule
+            dependent = schedule.family.render(schedule, "pool")
+        return reported.Entry(option.layout, shortlist.candidate(option, gemm), dependent, option.own)
+
+    def _time_shape(self, gemm: Gemm, sample: Sample) -> Record:
         start = time.monotonic()
         layouts = [g for g in self.gemms if g.any_layout == gemm.any_layout]
         options = list(itertools.chain.from_iterable(self._options.pop(g, []) for g in layouts))
         if gemm.accumulate is Accumulate.FP16:
             options += self._finalists.pop(_wide(gemm), [])
         options = [option for option in options if option.kernel in self.artifacts]
-        items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent, o.own) for o in options]
         with machine_lock(bus_id()):
-            samples = timer.time(gemm, items)
+            samples = sample(gemm, options)
         arms = tuple(
             Arm(*option.key, option.kernel, tuple(sampled.first), tuple(sampled.final), sampled.reason)
             for option, sampled in zip(options, samples, strict=True)
@@ -212,7 +242,7 @@ class Survey(Closing):
         settings = self.settings
         context = multiprocessing.get_context("spawn")
         # a table's kernels are few: those that a model of their times ranks low may win by a fifth
-        modes = bool(settings.table), bool(settings.near)
+        modes = bool(settings.table), bool(settings.near), settings.reports, settings.cold
         arguments = (settings.out / POOL, self.target, settings.table or settings.known, *modes)
         with concurrent.futures.ProcessPoolExecutor(
             max(1, self.target.cores - 1), context, _prepare, arguments
@@ -222,9 +252,13 @@ class Survey(Closing):
     def _header(self) -> Header:
         pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
         settings: dict[str, object] = {"pool": pool, "cold": self.settings.cold}
-        settings |= {"finalists": FINALISTS, "rounds": FINAL_ROUNDS}  # by others times differ
-        if self.settings.table:
-            settings["tried"] = f"{self.settings.near} near" if self.settings.near else "whole table, orders"
+        if self.settings.reports:
+            rounds = " and ".join(str(each.max_rounds) for each in reported.protocols(cold=self.settings.cold))
+            settings |= {"tried": f"{self.settings.reports} alike", "finalists": reported.FINALISTS, "rounds": rounds}
+        else:  # by other numbers times differ
+            settings |= {"finalists": FINALISTS, "rounds": COLD_FINAL_ROUNDS if self.settings.cold else FINAL_ROUNDS}
+            if self.settings.table:
+                settings["tried"] = f"{self.settings.near} near" if self.settings.near else "whole table, orders"
         return Header(self.target.machine, {}, settings, now(), KIND, VERSION)
 
 
@@ -232,10 +266,12 @@ _SHORTLIST: list[Shortlist] = []
 """State of a process that works out shortlists."""
 
 
-def _prepare(pool: Path, target: CudaTarget, known: Path | None, whole: bool, near: bool) -> None:
+def _prepare(
+    pool: Path, target: CudaTarget, known: Path | None, whole: bool, near: bool, alike: int, cold: bool
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     times = read_times(known) if known else ()
-    _SHORTLIST[:] = [Shortlist(read_pool(pool), target, times, whole=whole, near=near)]
+    _SHORTLIST[:] = [Shortlist(read_pool(pool), target, times, whole=whole, near=near, alike=alike, cold=cold)]
 
 
 def _options_of(gemm: Gemm) -> list[Option]:

@@ -15,8 +15,8 @@ from cuda_l2.records import Element, Operation, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
-from cuda_l2.tasks.values import Distribution, Domain, distributions, seeded
-from cuda_l2.tasks.warm import PRECISION_SWITCHES, set_full_precision
+from cuda_l2.tasks.values import Distribution, Domain, distributions, put, put_far_below, seeded
+from cuda_l2.tasks.warm import in_full_precision
 
 CACHE_BYTES = 2 << 30
 OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 2, 4, 8, 32)}
@@ -25,7 +25,7 @@ FAR_FACTORS = (5, 7, 9)
 """Odd: a size times one of these divides by the same powers of two, and a contract that takes the one takes both."""
 FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
 """Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
-FAR_SHARE = 8
+FAR_COUNT, FAR_SHARE = 1 << 17, 8
 """On a CPU the others are at most the CPU's divided by this."""
 CHAIN_NOISE = 128.0
 """The most times as far inputs are moved, to see what rounding may do: at sizes far from those shown."""
@@ -36,13 +36,15 @@ OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
 MANY_FLOPS = 1 << 30
 INFINITY, NAN = float("inf"), float("nan")
 SPECIAL = {
-    **{"NaN": (NAN,), "infinity": (INFINITY,), "minus infinity": (-INFINITY,)},
+    **{"NaN": (NAN, -NAN), "infinity": (INFINITY,), "minus infinity": (-INFINITY,)},
     "NaN and infinities": (INFINITY, -INFINITY, NAN, -INFINITY, INFINITY),
 }
-"""What stands in place of elements by what it is called: each at a random place, NaN among others at the very last."""
+"""What stands in place of elements by what it is called: each at a random place, NaN among others at the very last, but
+for one with a sign."""
 BESIDE_ZEROS = {"NaN beside zeros": 1.0, "NaN beside numbers and zeros": 0.5}
 """Where a task has other tensors of real numbers: the share of them that is zero, which saves no work beside NaN."""
 MINUS_INFINITY = ("a row of minus infinity", "a row of minus infinity before its end", "a column of minus infinity")
+FAR_BELOW = "a row far below zero"
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
 verification, about a second."""
@@ -221,7 +223,7 @@ class OwnCases(Cases):
         self.others = self._others(np.random.default_rng([seed, 2]))
         self.far = (self._far if self.device.type == "cuda" else self._far_on_a_cpu)(np.random.default_rng([seed, 3]))
         beside = BESIDE_ZEROS if len(self._of_real_numbers) > 1 else ()
-        masked = MINUS_INFINITY[: 2 if beside else 3] if self.device.type == "cpu" else ()
+        masked = (*MINUS_INFINITY[: 2 if beside else 3], FAR_BELOW) if self.device.type == "cpu" else ()
         self.special_kinds = (*SPECIAL, *beside, *masked)
         self._compared = self._computes_on(task).type == "cpu"
 
@@ -254,7 +256,7 @@ class OwnCases(Cases):
         return tuple(dict.fromkeys(found))
 
     def _far_on_a_cpu(self, rng: np.random.Generator) -> tuple[Operation, ...]:
-        """One size, drawn, beyond what 16 bits count, and the same several times as large as shown: the others small.
+        """One size, drawn, twice what 16 bits count, and the same several times as large as shown: the others small.
 
         Sizes that would take too much that way are passed over.
         """
@@ -262,7 +264,7 @@ class OwnCases(Cases):
         free = [name for name in shown if name not in self._known.rigid]
         least = {name: min(shown[name], -(-self._known.cpu[name] // FAR_SHARE)) for name in free}
         for name in map(str, rng.permutation(free)):
-            factors = (((1 << 16) // shown[name] + 1 | 1) + 2 * int(rng.integers(3)), int(rng.choice(FAR_FACTORS)))
+            factors = ((FAR_COUNT // shown[name] + 1 | 1) + 2 * int(rng.integers(3)), int(rng.choice(FAR_FACTORS)))
             drawn = [{**shown, **least, name: shown[name] * factor} for factor in factors]
             found = [self._affordable(sizes, FAR_BYTES, FAR_FLOPS) for sizes in drawn]
             if found[0]:
@@ -346,6 +348,9 @@ class OwnCases(Cases):
                 generator = seeded(self._mixed(key), name, given.device)
                 drawn = torch.rand(given.shape, generator=generator, device=given.device)
                 others[name] = given.masked_fill(drawn < BESIDE_ZEROS[kind], 0)
+        elif kind == FAR_BELOW:
+            rows = new.view(-1, new.shape[-1] if new.dim() else 1)
+            put_far_below(rows[int(places[0]) % len(rows)], seeded(self._mixed(key), tensor, new.device))
         elif kind in MINUS_INFINITY:
             rows = new.view(-1, new.shape[-1] if new.dim() else 1)
             row, column = divmod(int(places[0]), rows.shape[1])
@@ -355,7 +360,7 @@ class OwnCases(Cases):
             if len(SPECIAL[kind]) > 1:  # where a loop over vectors has an end of its own
                 places[SPECIAL[kind].index(NAN)] = new.numel() - 1
             for place, value in zip(places, SPECIAL[kind], strict=False):
-                new.view(-1)[int(place)] = value
+                put(new.view(-1)[int(place)], value)
         try:
             return self._get(key, lambda: self._case(self.task, {**base.tensors, **others, tensor: new}))
         except RuntimeError:  # a factorisation that finds no numbers
@@ -411,18 +416,6 @@ class OwnCases(Cases):
                     " is the GPU's memory sound?"
                 )
         self._compared = True
-
-
-@contextlib.contextmanager
-def in_full_precision() -> Iterator[None]:
-    """As `set_full_precision` has it, for a while."""
-    before = [getattr(*switch) for switch in PRECISION_SWITCHES]
-    set_full_precision()
-    try:
-        yield
-    finally:
-        for (backend, switch), value in zip(PRECISION_SWITCHES, before, strict=True):
-            setattr(backend, switch, value)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ import torch
 from cuda_l2.machine.tensors import laid_out
 from cuda_l2.records import Accumulate, Element, Gemm, Layout, Task
 from cuda_l2.system.errors import MachineError, UserError
-from cuda_l2.tasks.cases import IMPRECISE, SPECIAL, Case, Cases
-from cuda_l2.tasks.values import Distribution
+from cuda_l2.tasks.cases import IMPRECISE, INFINITY, SPECIAL, Case, Cases
+from cuda_l2.tasks.values import Distribution, put
 
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 16 << 30}
 ALLOWED_SHARE, ALLOWED_NOISE, ALLOWED_AFTER_A_CHANGE = 0.01, 0.05, 0.02
@@ -194,9 +194,12 @@ class CudaReferences(References):
         return [output[rows] for output in self._baselines(case.task, case.a, case.b)]
 
 
+KINDS = {**SPECIAL, "infinity beside zeros": (INFINITY, -INFINITY)}
+"""What stands in place of elements of one operand, by what it is called."""
 BESIDE: dict[str, tuple[Callable[[torch.Tensor], object], ...]] = {
     "NaN": (torch.Tensor.zero_,),
     "infinity": (lambda other: other.zero_().fill_diagonal_(1),),
+    "infinity beside zeros": (torch.Tensor.zero_,),
     "minus infinity": (
         *(torch.Tensor.triu_, torch.Tensor.tril_, lambda other: other.triu_().tril_()),
         *(lambda other: other[::2].zero_(), lambda other: other[:, 1::2].zero_()),
@@ -212,6 +215,7 @@ class ProductCases(Cases):
     usual = "normal numbers"
     distributions = ()
     others = ()
+    special_kinds = tuple(KINDS)
     element_changes = 2
 
     def __init__(self, gemm: Gemm, seed: int, references: References) -> None:
@@ -295,9 +299,9 @@ class ProductCases(Cases):
         def make(_: ProductCases, generator: torch.Generator) -> ProductCase:
             beside = "b" if tensor == "a" else "a"
             new, other, rows = base.tensors[tensor].clone(), base.tensors[beside], list[int]()
-            for value in SPECIAL[kind]:
+            for value in KINDS[kind]:
                 at = tuple(int(torch.randint(size, (), generator=generator, device=self.device)) for size in new.shape)
-                new[at] = value
+                put(new[at], value)
                 rows += at[:1] if tensor == "a" else ()
             if kind in BESIDE:
                 shapes, other = BESIDE[kind], other.clone()

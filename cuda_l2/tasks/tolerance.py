@@ -78,7 +78,7 @@ class Bounds:
             return f"is {found.dtype}{list(found.shape)}, not {self.dtype}{list(self.exact.shape)}"
         if not self.dtype.is_floating_point:
             outside = (found < self.least) | (found > self.most)
-            wrong = torch.where(self.free, outside, self._unlike(found))
+            wrong = (outside | ~self.free) & self._unlike(found)
             return self._first(wrong, found, "differs")
         if self._surely_right(found):
             return ""

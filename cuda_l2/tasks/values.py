@@ -30,15 +30,15 @@ class Distribution(enum.StrEnum):
     """How real numbers are spread. A kernel that is right on one alone has learnt the test."""
 
     NORMAL = "normal"
-    UNIFORM = "uniform"  # -1 to 0: nothing cancels, sums grow, and a largest element that begins at 0 stays there
+    UNIFORM = "uniform"  # -1 to 0: sums grow, a largest that begins at 0 stays; a row in four has these 2^n apart
     OFFSET = "offset"  # mean 8, deviation 1: variances cancel; a row in four rises
-    WIDE = "wide"  # deviation 8: exponentials spread; a row in four is the one before but for one element
+    WIDE = "wide"  # deviation 8: exponentials spread; a row in four is nearly the one before, one has halves
     LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first; peaks stand alone
     FAR = "far"  # 100 to 200, a row in four -200 to -100: its exponentials vanish where a largest one began at 0
     DISTANT = "distant"  # about -4,000 to -1,000, one time in four positive, all near each other: variances cancel
     SMALL = "small"  # deviation 0.001 to 0.05, another for each tensor
     HUGE = "huge"  # 30,000 to 60,000 of either sign, in fp16 alone: it does not hold sums of two
-    SPARSE = "sparse"  # one in ten is not zero, in a row in four none; half of all integers are one number
+    SPARSE = "sparse"  # one in ten is not zero, in a row in four none, of a vector few; half of all integers are one
     CONSTANT = "constant"  # one number everywhere; integers collide
 
     @property
@@ -71,6 +71,12 @@ PEAK = 1000.0
 PEAK_PLACES = 4
 """Peaks come at all places modulo this in turn: where all were at random, a kernel that looks at every second element
 passed once in some hundred judgements."""
+STRIDE_POWERS = (3, 11)
+"""Between these powers of two, the last one left out, the largest of a row stand apart: as one thread's elements do."""
+TO_ZERO = 2.0**-12
+FEW = 3
+"""Elements of a vector that are not zero where values are sparse, at most: a sample of it sees none."""
+LARGEST_OF_8_BITS = 127
 NEARLY_PARALLEL = (Distribution.LARGE, Distribution.DISTANT)
 """Their rows are: matrices that are made of them have no factors in fp32."""
 
@@ -153,7 +159,7 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
     """Real numbers in fp32 on the generator's device."""
     device = generator.device
     if distribution is Distribution.UNIFORM:
-        return -torch.rand(shape, generator=generator, device=device)
+        return _combed(-torch.rand(shape, generator=generator, device=device), generator)
     drawn = torch.randn(shape, generator=generator, device=device)
     match distribution:
         case Distribution.OFFSET:
@@ -161,7 +167,7 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
             rows[..., 3::4, :] = rows[..., 3::4, :].sort(-1).values
             return drawn + 8
         case Distribution.WIDE:
-            return _nearly_equal(8 * drawn, generator)
+            return _in_halves(_nearly_equal(8 * drawn, generator))
         case Distribution.LARGE:
             return _peaked(100 * drawn, generator)
         case Distribution.FAR:
@@ -177,9 +183,36 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
         case Distribution.HUGE:
             return drawn.sign() * 3e4 * (1 + torch.rand(shape, generator=generator, device=device))
         case Distribution.SPARSE:
+            if drawn.dim() == 1 and drawn.numel() > FEW:
+                at = torch.randint(len(drawn), (FEW,), generator=generator, device=device)
+                return torch.zeros_like(drawn).index_copy_(0, at, drawn[at])
             return drawn * (torch.rand(shape, generator=generator, device=device) < 0.1)
         case Distribution.CONSTANT:
             return drawn.flatten()[:1].expand(shape)
+    return drawn
+
+
+def put(element: torch.Tensor, value: float) -> None:
+    """Set one element, a view without dimensions; also the sign of NaN, which torch loses in bf16."""
+    element.fill_(value)
+    if math.isnan(value):
+        element.copysign_(torch.full_like(element, math.copysign(1, value)))
+
+
+def put_far_below(row: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill it with numbers near -10^9, as masks have them, or near -30,000 in fp16."""
+    drawn = torch.randn(row.shape, generator=generator, device=row.device)
+    row.copy_((-3e4 if row.dtype is torch.float16 else -1e9) * (1 + drawn / 256))
+
+
+def _combed(drawn: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """In every fourth row those at a stride, drawn, are nearer to zero than nearly all others."""
+    if drawn.dim() and drawn.numel():
+        device, columns_K = drawn.device, torch.arange(drawn.shape[-1], device=drawn.device)
+        rows = drawn.view(-1, drawn.shape[-1])[1::4]
+        powers = torch.randint(*STRIDE_POWERS, (len(rows), 1), generator=generator, device=device)
+        first = torch.randint(1 << STRIDE_POWERS[1], (len(rows), 1), generator=generator, device=device)
+        rows[(columns_K - first) % (1 << powers) == 0] *= TO_ZERO
     return drawn
 
 
@@ -206,6 +239,15 @@ def _nearly_equal(drawn: torch.Tensor, generator: torch.Generator) -> torch.Tens
         copies = rows[2::4]
         at = torch.randint(rows.shape[1], (len(copies), 1), generator=generator, device=drawn.device)
         copies.copy_(rows[1::4][: len(copies)].scatter(1, at, copies.gather(1, at)))
+    return drawn
+
+
+def _in_halves(drawn: torch.Tensor) -> torch.Tensor:
+    """Every fourth row has whole numbers and halves, the last of them the largest of 8 bits: what rounding ties on."""
+    if drawn.dim() > 1 and drawn.numel():
+        rows = drawn.view(-1, drawn.shape[-1])[3::4]
+        rows.copy_((2 * rows).round() / 2)
+        rows[:, -1] = LARGEST_OF_8_BITS
     return drawn
 
 

@@ -1,6 +1,8 @@
 """What must have run once in a process before PyTorch's results can be relied on."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 
@@ -35,3 +37,15 @@ def set_full_precision() -> None:
     """No TF32, no fp16 sums: on a GPU PyTorch's convolutions would use the one, its products of halves the other."""
     for backend, switch in PRECISION_SWITCHES:
         setattr(backend, switch, False)
+
+
+@contextlib.contextmanager
+def in_full_precision() -> Iterator[None]:
+    """As `set_full_precision` has it, for a while."""
+    before = [getattr(*switch) for switch in PRECISION_SWITCHES]
+    set_full_precision()
+    try:
+        yield
+    finally:
+        for (backend, switch), value in zip(PRECISION_SWITCHES, before, strict=True):
+            setattr(backend, switch, value)

@@ -240,6 +240,24 @@ class CpuOnly(Session):
         """
 
     @abstractmethod
+    def launch_apart(self, case: Case, count: int) -> Iterator[Outputs]:
+        """Equal launches, so many or fewer heavy ones, in which threads begin their tasks some time apart, at random.
+
+        None where there is one thread.
+        """
+
+    @abstractmethod
+    def tasks_collide(self, case: Case) -> str:
+        """Where two tasks of one parallel_for, of some that are looked at, change the same byte; empty where none do.
+
+        Nothing is asked where there is one thread, or the source has atomic operations, which may order such tasks.
+        """
+
+    @abstractmethod
+    def renew(self) -> npt.NDArray[np.uint8]:
+        """Begin in a new process; what static variables hold there before any launch, with the rest of their pages."""
+
+    @abstractmethod
     def statics(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         """What the candidate's static variables hold, with the rest of their pages, and what it left on the stack."""
 

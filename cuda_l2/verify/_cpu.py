@@ -1,6 +1,7 @@
 """CPU candidates: launches in the sandboxed worker on shared memory, in any of the slots that timed launches have."""
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from cuda_l2 import contract
 from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
-from cuda_l2.machine.cpu.worker import Worker
+from cuda_l2.machine.cpu.worker import BEFORE, ROUND, Worker
 from cuda_l2.records import Build, Candidate, Task, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.verify._base import CheckFailed, CpuOnly, Outputs, require_written
@@ -22,6 +23,12 @@ LEAST_IN_A_ROW, ROW_S = 4, 1.0
 """A row of launches has one in every slot, of a kernel that is slow as many as take about so long."""
 MET_S = 4e-3
 """Launches of so long are made once before such a row."""
+LEAST_APART, APART_S, APART_POWERS = 20, 1.0, 2
+"""Threads begin their tasks apart in at least so many launches, more of those that take less than so long together; by
+up to the time of all tasks, or that divided by up to so many powers of two."""
+ATOMIC = re.compile(r"__atomic_|__sync_|_Atomic\b|\batomic_")
+LEAST_STEPS, MOST_STEPS, STEPS_BYTES = 2, 16, 1 << 28
+"""Tasks of one parallel_for whose changes are looked at: at least and at most; and bytes of all looks, about."""
 SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 0.2, 0.05
 """A launch slower than this is taken to hang."""
 WROTE_OUTSIDE = "wrote outside its outputs and its workspace"
@@ -33,6 +40,7 @@ class CpuSession(CpuOnly):
     def __init__(self, candidate: Candidate, build: Build, arena: Arena, cases: Cases) -> None:
         self.task, self.build, self.cases, self.arena = cases.task, build, cases, arena
         self.contract = contract.parse_cpu(candidate.source)
+        self._atomic = bool(ATOMIC.search(candidate.source))
         arena.select(self.task)
         self._workspace_bytes(self.task)
         self._slot = 0
@@ -51,7 +59,8 @@ class CpuSession(CpuOnly):
     def require_served(self, task: Task) -> None:
         self.contract.workspace_bytes(task)
 
-    def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
+    def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False, apart: float = 0.0) -> Outputs:
+        """apart: as `Worker.run` has it."""
         arena, task = self.arena, case.task
         workspace_bytes = self._workspace_bytes(task)
         if arena.task != task:
@@ -70,8 +79,8 @@ class CpuSession(CpuOnly):
         reverse = not keep and bool(self.cases.rng.integers(2))
         start = time.perf_counter()
         try:
-            self.worker.launch(slot, launch_timeout_s(task), reverse=reverse, again=keep)
-            if task == self.task:
+            self.worker.launch(slot, launch_timeout_s(task), reverse=reverse, again=keep, apart=apart)
+            if task == self.task and not apart:
                 self._fastest_s = min(self._fastest_s, time.perf_counter() - start)
         except Fault as fault:
             if not reverse or fault.status is not VerdictStatus.TIMED_OUT:
@@ -125,6 +134,48 @@ class CpuSession(CpuOnly):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, WROTE_OUTSIDE)
         for number, slot in enumerate(slots):
             yield (case if number < begun else other), self._outputs(slot)
+
+    def launch_apart(self, case: Case, count: int) -> Iterator[Outputs]:
+        if self.contract.threads == 1:
+            return
+        for _ in range(max(LEAST_APART, min(count, int(APART_S / self._fastest_s)))):
+            yield self.launch(case, keep=True, apart=2.0 ** -self.cases.rng.uniform(0, APART_POWERS))
+
+    def tasks_collide(self, case: Case) -> str:
+        if self.contract.threads == 1 or self._atomic:
+            return ""
+        arena, slot = self.arena, self._slot
+        parts = {f"output {output.name}": arena.row(slot, output) for output in case.task.outputs}
+        parts["the workspace"] = arena.workspace(self._workspace_bytes(case.task))
+        size = sum(map(len, parts.values()))
+        arena.write(slot, case.tensors)
+        arena.poison_outputs([slot])
+        before: dict[str, npt.NDArray[np.uint8]] = {}
+        changed: dict[str, npt.NDArray[np.bool_]] = {}
+        most = max(LEAST_STEPS, min(MOST_STEPS, STEPS_BYTES // max(1, size)))
+        for what, frame in self.worker.steps(slot, most, launch_timeout_s(case.task)):
+            if what == ROUND:
+                changed = {}
+                continue
+            statics, stack = (np.frombuffer(held, dtype=np.uint8) for held in self.worker.held(frame))
+            now = {name: part.copy() for name, part in parts.items()} | {
+                "static variables": statics,
+                "the stack": stack,
+            }
+            if what == BEFORE:
+                before = now
+                continue
+            for name, part in now.items():
+                new = part != before[name]
+                if (new & changed.get(name, False)).any():
+                    return name
+                changed[name] = new | changed.get(name, False)
+        return ""
+
+    def renew(self) -> npt.NDArray[np.uint8]:
+        self.worker.close()
+        self._open()
+        return np.frombuffer(self.worker.loaded(), dtype=np.uint8)
 
     def statics(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         statics, stack = (np.frombuffer(held, dtype=np.uint8) for held in self.worker.statics())

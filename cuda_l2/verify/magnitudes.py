@@ -5,8 +5,9 @@ fp32 are exact in any order, and C must be the exact result rounded to its type,
 overflows. In a second kind of case every row of one operand, or column of the other, has a single value left, and each
 element of the other its own power: no sum at all, for classes whose sums are rounded too. What is narrowed, clamped,
 flushed or taken for zero at some magnitude of either operand shows. The rest are for fp32 sums: all of one operand as
-small as its type allows and all of the other above one, so that no part of it looks like more than nothing; products of
-one power whose two factors lie anywhere in the type's range, so that subnormal numbers stand beside large ones and
+small as its type allows and all of the other above one, so that no part of it looks like more than nothing, once with
+integers of few bits; positive numbers whose sum fp16 holds as one of its least, but no part of which it would; products
+of one power whose two factors lie anywhere in the type's range, so that subnormal numbers stand beside large ones and
 count as much; and sums around the largest number of C's type, where rounding turns to infinity.
 """
 
@@ -23,6 +24,11 @@ from cuda_l2.verify._base import ProductCheck, Session, Turn, require_expected
 from cuda_l2.verify.special import leave_one
 
 LARGEST, LARGEST_SUM = 31, 1 << 22
+FEWEST_BITS = 4
+"""Integers have up to so many bits where an operand's words have few."""
+LEAST_SUMS = (1, 16)
+"""Sums of many small products, in fp16's least numbers."""
+LARGEST_OF_PARTS = (1, 3)
 AROUND_LARGEST = 32
 """Sums around C's largest number, a sixteenth of its last step apart: from one step below it to nearly one above."""
 LEAST_OF_FP32 = -126
@@ -52,6 +58,10 @@ class Magnitudes(ProductCheck):
             for index, powers in enumerate([(low, high), (high, low)]):
                 kinds.append(("magnitudes apart", index, partial(_make_balanced, powers=powers, drawn=False)))
                 kinds.append(("magnitudes apart", 2 + index, partial(_make_apart, powers=powers)))
+                kinds.append(("magnitudes of few bits", index, partial(_make_of_few_bits, powers=powers)))
+            if cases.task.dtype == "float16":
+                for index, largest in enumerate(LARGEST_OF_PARTS):
+                    kinds.append(("magnitudes of small parts", index, partial(_make_of_small_parts, largest=largest)))
         if in_fp32 and cases.task.k >= 3:
             kinds.append(("magnitudes at the largest", 0, _make_at_the_largest))
 
@@ -116,13 +126,16 @@ def _make(cases: ProductCases, generator: torch.Generator, powers: tuple[Range, 
     return case
 
 
-def _make_balanced(cases: ProductCases, generator: torch.Generator, powers: Range, drawn: bool = True) -> ProductCase:
+def _make_balanced(
+    cases: ProductCases, generator: torch.Generator, powers: Range, drawn: bool = True, largest: int = LARGEST
+) -> ProductCase:
     """Each column of A has a power of its own, and B's row the one that makes all products' powers alike.
 
-    drawn: between these two powers; otherwise all of A has the first, and all of B the second.
+    drawn: between these two powers; otherwise all of A has the first, and all of B the second. largest: of integers.
     """
     gemm, total = cases.task, sum(powers)
-    a, b = (_integers(cases, generator, _bound(gemm), shape) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
+    bound, shapes = min(largest, _bound(gemm)), ((gemm.m, gemm.k), (gemm.k, gemm.n))
+    a, b = (_integers(cases, generator, bound, shape) for shape in shapes)
     low, high = powers if drawn else (powers[0], powers[0])
     power_K = torch.randint(low, high + 1, (gemm.k,), generator=generator, device=cases.device)
     # in fp64: fp32 may hold a subnormal number of bf16, but flush it in a product
@@ -141,6 +154,28 @@ def _make_apart(cases: ProductCases, generator: torch.Generator, powers: Range) 
     small, large = min(powers), max(powers)
     large = int(torch.randint(large // 2, large - 1, (), generator=generator, device=cases.device))
     return _make_balanced(cases, generator, (small, large) if powers[0] < powers[1] else (large, small), drawn=False)
+
+
+def _make_of_few_bits(cases: ProductCases, generator: torch.Generator, powers: Range) -> ProductCase:
+    """No word of the smaller operand has more than a few bits set, at the end."""
+    bits = int(torch.randint(1, FEWEST_BITS + 1, (), generator=generator, device=cases.device))
+    return _make_balanced(cases, generator, powers, drawn=False, largest=(1 << bits) - 1)
+
+
+def _make_of_small_parts(cases: ProductCases, generator: torch.Generator, largest: int) -> ProductCase:
+    """Positive integers up to `largest` times powers of two so small that only the sum of all products counts."""
+    gemm = cases.task
+    low, high = LEAST_SUMS
+    share = float(torch.rand((), generator=generator, device=cases.device))
+    mean = gemm.k * ((1 + largest) / 2) ** 2
+    total = max(-48, round(math.log2(_LEAST * low * (high / low) ** share / mean)))
+    drawn = [
+        torch.randint(1, largest + 1, shape, generator=generator, device=cases.device).float() * 2.0**power
+        for shape, power in (((gemm.m, gemm.k), total // 2), ((gemm.k, gemm.n), total - total // 2))
+    ]
+    case = cases.operands(*drawn)
+    case.expected["c"] = cases.product_fp32(case).to(dtype_of(gemm))
+    return case
 
 
 def _make_at_the_largest(cases: ProductCases, generator: torch.Generator) -> ProductCase:

@@ -2,8 +2,9 @@
 
 Random integers whose partial sums all stay below 2^22 are summed exactly in fp32 in any order and not in fp16 or bf16,
 so C must be the exact result rounded to its type, bit for bit, also with K permuted. Rows of A and columns of B are
-scaled by powers of two, so that no kernel can tell these inputs by their being whole. In further cases one operand has
-all digits of its type, and one or both are as small as activations and weights are.
+scaled by powers of two, so that no kernel can tell these inputs by their being whole. In further cases they are whole
+and so small that each is exact in eleven bits, but no sum of two products; one operand has all digits of its type; and
+one or both are as small as activations and weights are.
 """
 
 import itertools
@@ -32,6 +33,11 @@ SCALES = ((SMALL, SMALL), (USUAL, SMALL), (SMALL, USUAL))
 find a reason there to be less precise: real models' operands are often below one."""
 MOST_OF_OTHER, MOST_POWER = 3, 2
 """Whole numbers beside those with all digits, and powers of two of a row: small, so that sums stay exact."""
+WHOLE = ((33, 48), (33, 1024))
+"""Between these the largest whole number is drawn where rows are not scaled: the sum of two products may be over 2048.
+Whoever looks for whole numbers must not find a reason there to sum in eleven bits."""
+LARGEST_OF_ROUNDED = 3e4
+"""What a typical sum of whole numbers stays below, in fp16's range."""
 RANGES = ((31, 31), (127, 15))
 """Largest integers in A and B. The second range makes sums of two products need more than fp16's eleven bits."""
 
@@ -50,7 +56,8 @@ class PrecisionContract(ProductCheck):
             for kind, make in (("integers", _make), ("integers permuted", _make_permuted))
         )
         scaled = (Turn(cases.get("integers scaled", i, partial(_make_scaled, scales=s))) for i, s in enumerate(SCALES))
-        turns = itertools.chain(turns, scaled)
+        whole = (Turn(cases.get("integers whole", i, partial(_make_whole, between=b))) for i, b in enumerate(WHOLE))
+        turns = itertools.chain(turns, scaled, whole)
         if cases.task.k >= 2 * max(PAIRS):
             counts = PAIRS if session.device == "cpu" else PAIRS[-1:]
             pairs = [Turn(cases.get("integers in pairs", count, partial(_make_pairs, count=count))) for count in counts]
@@ -88,6 +95,23 @@ def _make_permuted(cases: ProductCases, generator: torch.Generator, index: int) 
     order = torch.randperm(cases.task.k, generator=generator, device=cases.device)
     case = cases.operands(plain.a[:, order], plain.b[order])
     case.expected["c"] = plain.expected["c"]
+    return case
+
+
+def _make_whole(cases: ProductCases, generator: torch.Generator, between: tuple[int, int]) -> ProductCase:
+    """Whole numbers of either sign up to one that is drawn, log-uniformly, as far as sums stay exact and in range."""
+    gemm, (low, high) = cases.task, between
+    typical = math.sqrt(3 * LARGEST_OF_ROUNDED / math.sqrt(gemm.k))
+    high = max(1, min(high, int(math.sqrt(4 * LARGEST_SUM / gemm.k)), int(typical), _whole_numbers(gemm)))
+    low = min(low, high)
+    share = float(torch.rand((), generator=generator, device=cases.device))
+    bound = round(low * (high / low) ** share)
+    shapes = (gemm.m, gemm.k), (gemm.k, gemm.n)
+    drawn = (torch.randint(-bound, bound + 1, shape, generator=generator, device=cases.device) for shape in shapes)
+    case = cases.operands(*(numbers.float() for numbers in drawn))
+    product = cases.product_fp32(case)
+    require_finite(gemm, A=case.a, B=case.b, C=product)
+    case.expected["c"] = product.to(dtype_of(gemm))
     return case
 
 

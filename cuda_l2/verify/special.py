@@ -5,9 +5,9 @@ element, or several kinds in a few, of one tensor of real numbers. Nothing is as
 gives another kind than the exact result has, nor where the reference refuses such inputs. For a matrix product also
 rows of A, and columns of B, with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32
 reference has them, in every window of A, of B and of C that timed launches have: none of those has such values. NaN
-is any of its words there. Where single elements are special, the other operand is all zeros beside NaN, the identity
-beside infinity, and a triangle, a diagonal or half zeros beside minus infinity: none of these saves work, since zero
-times NaN is NaN.
+is any of its words there. Where single elements are special, the other operand is all zeros beside NaN, zeros or the
+identity beside infinity, and a triangle, a diagonal or half zeros beside minus infinity: none of these saves work, as
+zero times NaN is NaN.
 """
 
 from collections.abc import Iterator, Sequence

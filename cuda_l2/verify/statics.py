@@ -4,6 +4,9 @@ Equal launches are made behind different ones. What each of them changes in stat
 what it leaves alone may hold anything. On the stack it is what pairs of equal launches change behind either: the first
 may take another way through the kernel, as where results are kept, and leave other things there. Where launches behind
 one and the same are not repeatable, threads take turns, and nothing is asked.
+
+What launches have written in static variables is then lost, here and there: a table that the first one made for all
+others is not there any more, and results must be right all the same.
 """
 
 from collections.abc import Sequence
@@ -12,13 +15,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cuda_l2.machine._base import Fault
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import CheckFailed, CpuCheck, CpuOnly
+from cuda_l2.verify._base import CheckFailed, CpuCheck, CpuOnly, require_same
 
 REPEATS, BEFORE = 3, 2
 MORE = 16
 """Further pairs of launches from either beginning where these show a difference: threads that take turns may do so
 alike for a while, and otherwise afterwards."""
+
+LOSSES = 8
+"""Times that a part of what was written is lost, from one random place to another."""
 
 Held = npt.NDArray[np.uint8]
 
@@ -36,7 +43,8 @@ class Statics(CpuCheck):
 
     def run_on(self, session: CpuOnly) -> None:
         case, other = session.cases.drawn("state 0"), session.cases.drawn("state 1")
-        session.launch(case)
+        loaded = session.renew()
+        right = session.launch(case)
 
         begins = [Seen(*session.statics())]
         found: tuple[list[Seen], list[Seen]] = [], []
@@ -63,6 +71,19 @@ class Statics(CpuCheck):
         if where:
             reason = f"keeps state {where}: what is there after a launch depends on the launches before it"
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
+        statics, stack = session.statics()
+        written = np.flatnonzero(statics != loaded) if len(statics) == len(loaded) else np.arange(0)
+        for _ in range(LOSSES if len(written) else 0):
+            first, last = np.sort(session.cases.rng.integers(len(written) + 1, size=2))
+            lost, at = statics.copy(), written[first:last]
+            lost[at] = session.cases.rng.integers(256, size=len(at), dtype=np.uint8)
+            session.set_statics(lost, stack)
+            reason = "keeps state in static variables: its result depends on what a launch before it wrote there"
+            try:
+                outputs = session.launch(case, keep=True)
+            except Fault as fault:
+                raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason}: {fault.reason}") from None
+            require_same(outputs, right, reason)
 
 
 def _where(begins: Sequence[Seen], ends: Sequence[Sequence[Seen]]) -> str:

@@ -83,6 +83,11 @@ def _rows_equal_but_for_two_swapped(rows: torch.Tensor, at: int) -> None:
     rows.scatter_(1, others_R[:, None], ODD)
 
 
+def _identity_but_for_few(rows: torch.Tensor, at: int) -> None:
+    rows.zero_().fill_diagonal_(1)
+    rows[at, (at + 1) % rows.shape[1]] = rows[0, -1] = ODD
+
+
 def _signs_but_one_row(rows: torch.Tensor, at: int) -> None:
     kept = rows[at].clone()
     rows.sign_()
@@ -143,7 +148,7 @@ PATTERNS: tuple[Callable[[torch.Tensor, int], None], ...] = (
     *(_diagonals_equal_but_in_one_element, _halves_of_k_equal_but_in_one_element, _rows_equal_but_for_two_swapped),
     *(_first_rows_equal, _rows_equal_but_one, _first_row_half_zero, _halves_zero_but_in_one_row, _first_column_zero),
     *(_every_other_zero, _corners_zero, _constant_but_one_row, _integers_but_one_row, _triangle),
-    *(_lower_triangle, _diagonal_but_one_row, _signs_but_one_row),
+    *(_lower_triangle, _diagonal_but_one_row, _signs_but_one_row, _identity_but_for_few),
 )
 """What each does to an operand, rows x K, whose row `at` it may leave as it is."""
 ALWAYS = {"A": (0, 1, 2, 3, 5), "B": (0, 1, 2, 3, 5), "AB": (4,)}

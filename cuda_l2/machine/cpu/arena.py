@@ -217,6 +217,10 @@ class Arena(Closing):
         self._bytes[start : start + used_bytes] = SCRATCH_BYTE * int(self._rng.integers(2))
         self._bytes[self._workspace_guard] = GUARD_BYTE
 
+    def workspace(self, used_bytes: int) -> Bytes:
+        """What a candidate's workspace holds; a view."""
+        return self._bytes[self.workspace_offset : self.workspace_offset + used_bytes]
+
     def gaps_intact(self, slot: int | None = None) -> bool:
         """Whether nothing was written beside tensors, of one slot or of all, nor behind the workspace asked for."""
         slots = range(self.slots) if slot is None else [slot]

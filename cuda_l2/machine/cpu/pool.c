@@ -33,6 +33,9 @@ static uint64_t ticks(void) {
 }
 #endif
 
+#ifndef BEFORE_TASKS
+#define BEFORE_TASKS(generation) /* of any thread, once a round, when it has its first task */
+#endif
 #ifndef AFTER_TASKS
 #define AFTER_TASKS /* of a helper, once a round */
 #endif
@@ -55,10 +58,12 @@ static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_
 /* A round's index space is (generation << 32) + index, so that a late thread cannot take a task of the next round. */
 static void take_tasks(uint32_t generation) {
     int64_t base = (int64_t)generation << 32;
-    for (;;) {
+    for (int first = 1;;) {
         int64_t ticket = atomic_load(&pool.next);
         if (ticket < base || ticket >= base + pool.count) return;
         if (!atomic_compare_exchange_weak(&pool.next, &ticket, ticket + 1)) continue;
+        if (first) BEFORE_TASKS(generation);
+        first = 0;
         int64_t index = ticket - base;
         pool.task(pool.context, pool.reversed ? pool.count - 1 - index : index);
         if (atomic_fetch_sub(&pool.unfinished, 1) == 1 && atomic_load(&pool.caller_sleeps)) {

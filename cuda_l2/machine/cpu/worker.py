@@ -17,7 +17,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -50,6 +50,11 @@ MAPPED = 3
 """Times that the runner maps the arena."""
 EXTRA_MEMORY_BYTES = 1 << 30
 MESSAGE_BYTES = 8
+ROUND, BEFORE, BEHIND = 1, 2, 3
+"""Where a launch in steps stops: at a parallel_for, before a task of it, behind that."""
+MOST_STACK = 1 << 20
+APART_UNIT = 1 << 16
+"""One, as the runner has shares."""
 PATIENCE = 10.0
 """Time by the clock, at most, for each second of a limit's second half: threads of its own wait for one another too."""
 READ_AGAIN_S = 0.01
@@ -99,14 +104,15 @@ class Worker(Closing):
         if not again:
             self._base = secrets.choice((0, *range(MAPPED)))
 
-    def run(self, timeout_s: float, *, reverse: bool = False) -> float:
+    def run(self, timeout_s: float, *, reverse: bool = False, apart: float = 0.0) -> float:
         """Run the prepared launches; the wall time in seconds by our clock, or Fault.
 
-        reverse: the pool begins with the last task of each parallel_for.
+        reverse: the pool begins with the last task of each parallel_for. apart: threads begin their first tasks of each
+        up to this share of its time apart, at random.
         """
         nonce = secrets.token_bytes(MESSAGE_BYTES)
         start = time.perf_counter()
-        self._begin(nonce, reverse=reverse)
+        self._begin(nonce, reverse=reverse, apart=apart)
         self._await(nonce, timeout_s)
         seconds = time.perf_counter() - start
         self._require_silent()
@@ -124,9 +130,40 @@ class Worker(Closing):
         self._await(nonce, timeout_s)
         self._require_silent()
 
-    def _begin(self, nonce: bytes, *, reverse: bool = False) -> None:
-        count = len(self._slots)
-        self._send(struct.pack("qqq", self._table, -count if reverse else count, self._base) + nonce)
+    def _begin(self, nonce: bytes, *, reverse: bool = False, apart: float = 0.0) -> None:
+        self._command_with(nonce, -1 if reverse else 1, int(apart * APART_UNIT))
+
+    def _command_with(self, nonce: bytes, sign: int, share: int = 0, steps: int = 0) -> None:
+        self._send(struct.pack("qqqqq", self._table, sign * len(self._slots), self._base, share, steps) + nonce)
+
+    def steps(self, slot: int, tasks: int, timeout_s: float) -> Iterator[tuple[int, int]]:
+        """One launch on one thread, which stops where a parallel_for begins, and before and behind some of its tasks.
+
+        Yields ROUND, BEFORE or BEHIND, with the address above which the caller's stack lies. tasks: so many of each
+        parallel_for, that follow one another.
+        """
+        nonce = secrets.token_bytes(MESSAGE_BYTES)
+        self.prepare([slot], again=True)
+        self._command_with(nonce, 1, steps=tasks)
+        while (message := self._read(timeout_s)) != nonce:
+            (what,) = struct.unpack("q", bytes(a ^ b for a, b in zip(message, nonce, strict=True)))
+            if what not in (ROUND, BEFORE, BEHIND):
+                raise self._forbidden("acknowledged a command that it was not given")
+            yield what, int.from_bytes(self._read(timeout_s), "little")
+            self._send(bytes(MESSAGE_BYTES))
+        self._require_silent()
+
+    def held(self, frame: int) -> tuple[bytes, bytes]:
+        """What the library's writable pages hold in a launch in steps, and the stack from an address on.
+
+        Nothing where the system does not show them.
+        """
+        with contextlib.suppress(OSError), self._memory_of("rb") as memory:
+            statics = b"".join(_part(memory, start, stop) for start, stop in self._library)
+            spans = re.findall(r"^(\w+)-(\w+) rw", Path(f"/proc/{self._pid}/maps").read_text(), re.MULTILINE)
+            stops = (int(stop, 16) for start, stop in spans if int(start, 16) <= frame < int(stop, 16))
+            return statics, _part(memory, frame, min(next(stops, frame), frame + MOST_STACK))
+        return b"", b""
 
     def _require_silent(self) -> None:
         if select.select([self._ack], [], [], 0)[0]:
@@ -145,10 +182,18 @@ class Worker(Closing):
         self.prepare([])
         return self.run(timeout_s)
 
-    def launch(self, slot: int, timeout_s: float, *, reverse: bool = False, again: bool = False) -> None:
-        """One launch, not timed. again: as `prepare` has it."""
+    def launch(
+        self, slot: int, timeout_s: float, *, reverse: bool = False, again: bool = False, apart: float = 0.0
+    ) -> None:
+        """One launch, not timed. again: as `prepare` has it; the rest as `run` has it."""
         self.prepare([slot], again=again)
-        self.run(timeout_s, reverse=reverse)
+        self.run(timeout_s, reverse=reverse, apart=apart)
+
+    def loaded(self) -> bytes:
+        """The library's writable pages. Nothing where the system does not show them."""
+        with contextlib.suppress(OSError), self._memory_of("rb") as memory:
+            return b"".join(_part(memory, start, stop) for start, stop in self._library)
+        return b""
 
     def statics(self) -> tuple[bytes, bytes]:
         """The library's writable pages, and what launches left on the first thread's stack, between two runs.
@@ -156,10 +201,7 @@ class Worker(Closing):
         Nothing where the system does not show them.
         """
         with contextlib.suppress(OSError), self._memory_of("rb") as memory:
-            parts = []
-            for start, stop in self._written:
-                memory.seek(start)
-                parts.append(memory.read(stop - start))
+            parts = [_part(memory, start, stop) for start, stop in self._written]
             return b"".join(parts[:-1]), parts[-1]
         return b"", b""
 
@@ -185,7 +227,13 @@ class Worker(Closing):
         spans = re.findall(r"^(\w+)-(\w+) rw", maps, re.MULTILINE)
         starts = (int(start, 16) for start, stop in spans if int(start, 16) <= pointer < int(stop, 16))
         stack = next(((start, pointer - RED_ZONE) for start in starts), (0, 0))
-        return [*writable(maps, str(self._artifact), self._segments), stack]
+        return [*self._library, stack]
+
+    @functools.cached_property
+    def _library(self) -> list[tuple[int, int]]:
+        """Addresses of the library's writable pages."""
+        maps = Path(f"/proc/{self._pid}/maps").read_text()
+        return writable(maps, str(self._artifact), self._segments)
 
     def _waits_at(self) -> int:
         """The first thread's stack pointer while it waits for a command; 0 where the system does not show it.
@@ -320,6 +368,11 @@ class Worker(Closing):
         if name == "SIGSYS":
             return Fault(VerdictStatus.FORBIDDEN, "tried a system call that the runner does not allow")
         return Fault(VerdictStatus.CRASHED, f"ended by {name}")
+
+
+def _part(memory: BinaryIO, start: int, stop: int) -> bytes:
+    memory.seek(start)
+    return memory.read(stop - start)
 
 
 def writable(maps: str, library: str, segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
