@@ -341,5 +341,11 @@ def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
     assert {kernel_id(row.candidate(detect()).source) for row in both} <= {
         kernel_id(row.candidate(detect()).source) for row in rows
     }
+    told = [*command[:5], "--grid", shapes, "--table", str(tmp_path / "out" / "schedules.csv"), "--reports", "2"]
+    told += ["--out", str(tmp_path / "told")]
+    done = subprocess.run(told, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    found = read_table(tmp_path / "told" / "schedules.csv")
+    assert len(found) == len(rows) and {(row.gemm, row.edge) for row in found} == {(row.gemm, row.edge) for row in rows}
     write_table(tmp_path / "again.csv", rows)
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "out" / "schedules.csv").read_text()
