@@ -44,7 +44,8 @@ for one with a sign."""
 BESIDE_ZEROS = {"NaN beside zeros": 1.0, "NaN beside numbers and zeros": 0.5}
 """Where a task has other tensors of real numbers: the share of them that is zero, which saves no work beside NaN."""
 MINUS_INFINITY = ("a row of minus infinity", "a row of minus infinity before its end", "a column of minus infinity")
-FAR_BELOW = "a row far below zero"
+FAR_BELOW, SEARCHING = "a row far below zero", ("reduction", "sampling")
+"""The second: groups whose tasks begin with a row's largest element. An activation's last digit counts there."""
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
 verification, about a second."""
@@ -223,7 +224,8 @@ class OwnCases(Cases):
         self.others = self._others(np.random.default_rng([seed, 2]))
         self.far = (self._far if self.device.type == "cuda" else self._far_on_a_cpu)(np.random.default_rng([seed, 3]))
         beside = BESIDE_ZEROS if len(self._of_real_numbers) > 1 else ()
-        masked = (*MINUS_INFINITY[: 2 if beside else 3], FAR_BELOW) if self.device.type == "cpu" else ()
+        masked = MINUS_INFINITY[: 2 if beside else 3] if self.device.type == "cpu" else ()
+        masked += (FAR_BELOW,) if masked and self._known.group in SEARCHING else ()
         self.special_kinds = (*SPECIAL, *beside, *masked)
         self._compared = self._computes_on(task).type == "cpu"
 
@@ -338,7 +340,7 @@ class OwnCases(Cases):
     def special(self, tensor: str, kind: str) -> Case | None:
         base, key = self.drawn("special"), f"special {tensor} {kind}"
         new, others = base.tensors[tensor].clone(), dict[str, torch.Tensor]()
-        if not new.numel():
+        if not new.numel() or (kind == FAR_BELOW and tensor in self._known.weights):
             return None
         places = np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5)
         if kind in BESIDE_ZEROS:

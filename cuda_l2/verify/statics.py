@@ -24,8 +24,9 @@ MORE = 16
 """Further pairs of launches from either beginning where these show a difference: threads that take turns may do so
 alike for a while, and otherwise afterwards."""
 
-LOSSES = 8
-"""Times that a part of what was written is lost, from one random place to another."""
+LOSSES, LEAST_LOST = 12, 2.0**-6
+"""Times that a part of what was written is lost: from a random place on, of a random length, log-uniform from this share
+of it all: what remembers something may look at other parts of it first."""
 
 Held = npt.NDArray[np.uint8]
 
@@ -74,8 +75,9 @@ class Statics(CpuCheck):
         statics, stack = session.statics()
         written = np.flatnonzero(statics != loaded) if len(statics) == len(loaded) else np.arange(0)
         for _ in range(LOSSES if len(written) else 0):
-            first, last = np.sort(session.cases.rng.integers(len(written) + 1, size=2))
-            lost, at = statics.copy(), written[first:last]
+            share = LEAST_LOST ** session.cases.rng.random()
+            first = int(session.cases.rng.integers(len(written)))
+            lost, at = statics.copy(), written[first : first + max(1, int(share * len(written)))]
             lost[at] = session.cases.rng.integers(256, size=len(at), dtype=np.uint8)
             session.set_statics(lost, stack)
             reason = "keeps state in static variables: its result depends on what a launch before it wrote there"
