@@ -25,8 +25,8 @@ MORE = 16
 alike for a while, and otherwise afterwards."""
 
 LOSSES, LEAST_LOST = 12, 2.0**-6
-"""Times that a part of what was written is lost: from a random place on, of a random length, log-uniform from this share
-of it all: what remembers something may look at other parts of it first."""
+"""Times that a part of what was written is lost, at a random place and of a random length, log-uniform from this
+share of it all: what remembers something may look at other parts of it first."""
 
 Held = npt.NDArray[np.uint8]
 
