@@ -340,7 +340,7 @@ class OwnCases(Cases):
     def special(self, tensor: str, kind: str) -> Case | None:
         base, key = self.drawn("special"), f"special {tensor} {kind}"
         new, others = base.tensors[tensor].clone(), dict[str, torch.Tensor]()
-        if not new.numel() or (kind == FAR_BELOW and tensor in self._known.weights):
+        if not new.numel() or (kind == FAR_BELOW and new.dim() < 2):  # no shift is far below zero
             return None
         places = np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5)
         if kind in BESIDE_ZEROS:
