@@ -185,7 +185,13 @@ def test_a_wrong_kernel_for_a_task_is_mended_in_the_same_conversation(evaluator,
     progress, server, exchanges = run(evaluator, archive, [Say(block(NOTHING_SUBTRACTED)), Say(block(ONE_THREAD))], 2)
     assert [trial.status for trial in progress.trials] == ["incorrect", "measured"]
     assert [len(request["messages"]) for request in server.requests] == [2, 4]
-    for part in ("Status: incorrect", "Check that failed: ", "passed before: ", "large", "whole corrected file"):
+    for part in (
+        "Status: incorrect",
+        "Check that failed: ",
+        "passed before: ",
+        "on wide values",
+        "whole corrected file",
+    ):
         assert part in server.prompts[1], part
     assert exchanges[1].parent == exchanges[0].key
 

@@ -169,6 +169,14 @@ def test_all_are_timed_as_in_a_report_and_finalists_in_twice_the_rounds(monkeypa
     assert [bool(each.reason) for each in found] == [False, False, False, True]
 
 
+def test_a_dependent_launch_that_fails_leaves_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig({"a": (5.0, 5.5), "a dependent": (math.nan, math.nan), "b": (4.0, 4.5)})
+    with timer(monkeypatch, rig) as timing:
+        found = timing.time(Gemm.parse(SIZE), [entry("a", own=True, dependent=True), entry("b")])
+    assert [(each.first[0], each.final[0], each.reason) for each in found] == [(5.0, 5.5, ""), (4.0, 4.5, "")]
+    assert math.isnan(found[0].first[1]) and math.isnan(found[0].final[1])
+
+
 def test_nothing_is_timed_twice_where_the_tables_own_are_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig({"a": (1.0,), "b": (2.0,)})
     with timer(monkeypatch, rig) as timing:

@@ -33,7 +33,7 @@ from cuda_l2.records import Accumulate, Gemm, Layout, from_json
 from cuda_l2.runs.results import Header
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import KNOWN_WITHIN, Shortlist, default_pool, near_pool
-from cuda_l2.runs.survey import BUILDS, KIND, TIMES, Arm, Record, Survey, Times
+from cuda_l2.runs.survey import BUILDS, KIND, TIMES, Arm, Record, Survey, Times, _best
 from cuda_l2.system.errors import UserError
 
 HOPPER = dataclasses.replace(compile_only("sm_90a"), cores=2)
@@ -226,6 +226,23 @@ def loaded(folder: Path, grid: str, **settings: Any) -> Survey:
     found.load()
     found.close()
     return found
+
+
+@pytest.mark.parametrize(
+    ("finals", "best"),
+    [
+        ((math.nan, math.nan, math.nan), [1, 2]),  # of each layout the fastest
+        ((7.0, math.nan, math.nan), [0, 2]),
+        ((7.0, 6.0, 3.0), [0, 1, 2]),
+    ],
+)
+def test_the_fp16_class_tries_what_was_timed_twice_or_was_the_fastest_with_fp32_sums(finals, best) -> None:
+    layouts, firsts = (Layout.NN, Layout.NN, Layout.TN, Layout.TN), (6.0, 5.0, 4.0, math.nan)
+    arms = [
+        Arm(i, layout, (), str(i), (first, math.nan), (final, math.nan))
+        for i, (layout, first, final) in enumerate(zip(layouts, firsts, (*finals, math.nan), strict=True))
+    ]
+    assert _best(arms) == best
 
 
 def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,8 +205,9 @@ class SurveySettings:
     """Kernels to add for each of --table's that differ from it in one choice. On a shape only what differs so from the
     table's row for it is tried."""
     reports: int = 0
-    """Time as a report does, beside cuBLASLt: what --table names for a shape and layout, and so many more that it names
-    for the shapes most like it. For large shapes, which shorter times rank by the state of the chip."""
+    """Time as a report does, beside cuBLASLt: what --table names for a shape and layout, and this number of
+    others that it names for the shapes most like it. For large shapes, whose order in shorter times depends on how hot
+    the chip is."""
     choices: Path | None = None
     """With --reports the file of the algorithms that cuBLASLt's autotuning chose, as `cuda-l2 bench` takes it; what it
     lacks is tuned."""

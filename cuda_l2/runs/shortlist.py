@@ -76,7 +76,7 @@ class Shortlist:
         """whole: all kernels of the pool that serve a shape are tried, not only what looks best; known is a table.
 
         near: those alone that are near one that the table names for the shape, where it names one. alike: what the
-        table names for the shape and so many more that it names for shapes like it, of cold launches or of others.
+        table names for the shape, of cold launches or of others, and this number more that it names for shapes like it.
         """
         self.rows, self.target, self._whole, self._near_alone = rows, target, whole, near
         self._alike, self._cold = alike, cold

@@ -223,14 +223,15 @@ class Survey(Closing):
             for option, sampled in zip(options, samples, strict=True)
         )
         if gemm.accumulate is Accumulate.FP32:
-            self._finalists[_wide(gemm)] = [o for o, arm in zip(options, arms, strict=True) if _is_final(arm)]
+            self._finalists[_wide(gemm)] = [options[i] for i in _best(arms)]
         return Record(gemm.any_layout, arms, time.monotonic() - start)
 
     def _recall_finalists(self, gemm: Gemm, shortlist: Shortlist) -> None:
         """What was best with fp32 sums, which the fp16 class allows, where an earlier run found it."""
         record = self.records.get(_wide(gemm))
         if record and _wide(gemm) not in self._finalists:
-            keys = [(arm.row, arm.layout, arm.launch) for arm in record.arms if _is_final(arm)]
+            best = [record.arms[i] for i in _best(record.arms)]
+            keys = [(arm.row, arm.layout, arm.launch) for arm in best]
             self._finalists[_wide(gemm)] = shortlist.repeat(gemm, keys)
 
     def _table_kernels(self) -> set[str]:
@@ -278,8 +279,15 @@ def _options_of(gemm: Gemm) -> list[Option]:
     return _SHORTLIST[0].options(gemm)
 
 
-def _is_final(arm: Arm) -> bool:
-    return any(map(math.isfinite, arm.final))
+def _best(arms: Sequence[Arm]) -> list[int]:
+    """Numbers of what was timed twice; of a layout where nothing was, of the fastest."""
+    found: list[int] = []
+    for layout in Layout:
+        mine = [i for i, arm in enumerate(arms) if arm.layout is layout]
+        final = [i for i in mine if any(map(math.isfinite, arms[i].final))]
+        measured = [i for i in mine if math.isfinite(arms[i].first[0])]
+        found += final or sorted(measured, key=lambda i: arms[i].first[0])[:1]
+    return found
 
 
 def _built(kernel: str, candidate: Candidate, build: Build) -> dict[str, Any]:

@@ -51,7 +51,7 @@ _DISTRIBUTIONS = {
     Distribution.NORMAL: "of mean 0 and deviation 1",
     Distribution.UNIFORM: "from -1 to 0",
     Distribution.OFFSET: "of mean 8 and deviation 1",
-    Distribution.WIDE: "of deviation 8",
+    Distribution.WIDE: "of deviation 8, in one of four rows halves up to 127",
     Distribution.LARGE: "of deviation 100 with peaks above 1,000",
     Distribution.FAR: "from 100 to 200, and in one of four rows from -200 to -100",
     Distribution.DISTANT: "near 1,000 to 4,000 or -4,000 to -1,000",

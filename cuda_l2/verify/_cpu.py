@@ -15,7 +15,8 @@ from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import BEFORE, ROUND, Worker
 from cuda_l2.records import Build, Candidate, Task, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.verify._base import CheckFailed, CpuOnly, Outputs, require_written
+from cuda_l2.verify._base import CheckFailed, Outputs, require_written
+from cuda_l2.verify._cpu_only import CpuOnly
 
 LAUNCH_TIMEOUT_S = 5.0
 TIGHT_SHARE = 0.25
@@ -24,8 +25,8 @@ LEAST_IN_A_ROW, ROW_S = 4, 1.0
 MET_S = 4e-3
 """Launches of so long are made once before such a row."""
 LEAST_APART, APART_S, APART_POWERS = 20, 1.0, 2
-"""Threads begin their tasks apart in at least so many launches, more of those that take less than so long together; by
-up to the time of all tasks, or that divided by up to so many powers of two."""
+"""Launches in which threads begin their tasks apart: the least number, and seconds for more of them. A thread waits for
+up to the time of all tasks divided by a power of two; the last one's exponent."""
 ATOMIC = re.compile(r"__atomic_|__sync_|_Atomic\b|\batomic_")
 LEAST_STEPS, MOST_STEPS, STEPS_BYTES = 2, 16, 1 << 28
 """Tasks of one parallel_for whose changes are looked at: at least and at most; and bytes of all looks, about."""

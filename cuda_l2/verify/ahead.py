@@ -6,7 +6,8 @@ They lie in every slot, or where a kernel is slow in some of them: no place may 
 """
 
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import CheckFailed, CpuCheck, CpuOnly, require_same
+from cuda_l2.verify._base import CheckFailed, require_same
+from cuda_l2.verify._cpu_only import CpuCheck, CpuOnly
 
 ROUNDS, TRIES = 1, 5
 """Rounds that came in time, and how many are tried for them."""

@@ -25,7 +25,7 @@ from cuda_l2.verify.special import leave_one
 
 LARGEST, LARGEST_SUM = 31, 1 << 22
 FEWEST_BITS = 4
-"""Integers have up to so many bits where an operand's words have few."""
+"""Integers of an operand whose words have few bits: bits, at most."""
 LEAST_SUMS = (1, 16)
 """Sums of many small products, in fp16's least numbers."""
 LARGEST_OF_PARTS = (1, 3)

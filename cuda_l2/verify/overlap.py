@@ -7,7 +7,8 @@ other.
 """
 
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import CheckFailed, CpuCheck, CpuOnly, require_same
+from cuda_l2.verify._base import CheckFailed, require_same
+from cuda_l2.verify._cpu_only import CpuCheck, CpuOnly
 
 LAUNCHES = 200
 

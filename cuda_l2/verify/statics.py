@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from cuda_l2.machine._base import Fault
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import CheckFailed, CpuCheck, CpuOnly, require_same
+from cuda_l2.verify._base import CheckFailed, require_same
+from cuda_l2.verify._cpu_only import CpuCheck, CpuOnly
 
 REPEATS, BEFORE = 3, 2
 MORE = 16

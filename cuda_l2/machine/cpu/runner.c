@@ -105,7 +105,7 @@ typedef void (*gemm_fn)(int64_t m, int64_t n, int64_t k, const uint16_t *a, cons
 /* One launch, offsets into the arena; the parent writes the table before the command. */
 struct call { int64_t m, n, k, a, b, c, workspace; };
 /* A negative count: tasks in reverse order. apart: threads begin up to this share of a round apart, in 2^-16. steps: on
- * one thread, which stops before and behind up to so many tasks of a round; 0 for none. */
+ * one thread, which stops before and behind this many tasks of a round at most; 0 for none. */
 struct command { int64_t table, count, base, apart, steps, nonce; };
 
 /* What is mapped of the arena, in whole pages; the rest is reserved and faults. */

@@ -139,8 +139,8 @@ class Worker(Closing):
     def steps(self, slot: int, tasks: int, timeout_s: float) -> Iterator[tuple[int, int]]:
         """One launch on one thread, which stops where a parallel_for begins, and before and behind some of its tasks.
 
-        Yields ROUND, BEFORE or BEHIND, with the address above which the caller's stack lies. tasks: so many of each
-        parallel_for, that follow one another.
+        Yields ROUND, BEFORE or BEHIND, with the address above which the caller's stack lies. tasks: how many of each
+        parallel_for at most, one after the other.
         """
         nonce = secrets.token_bytes(MESSAGE_BYTES)
         self.prepare([slot], again=True)
