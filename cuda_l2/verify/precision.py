@@ -33,11 +33,16 @@ SCALES = ((SMALL, SMALL), (USUAL, SMALL), (SMALL, USUAL))
 find a reason there to be less precise: real models' operands are often below one."""
 MOST_OF_OTHER, MOST_POWER = 3, 2
 """Whole numbers beside those with all digits, and powers of two of a row: small, so that sums stay exact."""
-WHOLE = ((33, 48), (33, 1024))
+WHOLE = ((33, 36), (36, 48), (33, 1024))
 """Between these the largest whole number is drawn where rows are not scaled: the sum of two products may be over 2048.
 Whoever looks for whole numbers must not find a reason there to sum in eleven bits."""
 LARGEST_OF_ROUNDED = 3e4
 """What a typical sum of whole numbers stays below, in fp16's range."""
+NEAR_LARGEST = 3
+"""Whole numbers lie below their largest by a random share to this power: evenly spread ones of the first range have
+hardly a pair of products whose sum is over 2048."""
+MEAN_SQUARE = 1 - 2 / (NEAR_LARGEST + 1) + 1 / (2 * NEAR_LARGEST + 1)
+"""Of such numbers, in squares of the largest."""
 RANGES = ((31, 31), (127, 15))
 """Largest integers in A and B. The second range makes sums of two products need more than fp16's eleven bits."""
 
@@ -101,18 +106,23 @@ def _make_permuted(cases: ProductCases, generator: torch.Generator, index: int) 
 def _make_whole(cases: ProductCases, generator: torch.Generator, between: tuple[int, int]) -> ProductCase:
     """Whole numbers of either sign up to one that is drawn, log-uniformly, as far as sums stay exact and in range."""
     gemm, (low, high) = cases.task, between
-    typical = math.sqrt(3 * LARGEST_OF_ROUNDED / math.sqrt(gemm.k))
+    typical = math.sqrt(LARGEST_OF_ROUNDED / (MEAN_SQUARE * math.sqrt(gemm.k)))
     high = max(1, min(high, int(math.sqrt(4 * LARGEST_SUM / gemm.k)), int(typical), _whole_numbers(gemm)))
     low = min(low, high)
     share = float(torch.rand((), generator=generator, device=cases.device))
     bound = round(low * (high / low) ** share)
     shapes = (gemm.m, gemm.k), (gemm.k, gemm.n)
-    drawn = (torch.randint(-bound, bound + 1, shape, generator=generator, device=cases.device) for shape in shapes)
-    case = cases.operands(*(numbers.float() for numbers in drawn))
+    case = cases.operands(*(_near_largest(shape, bound, generator) for shape in shapes))
     product = cases.product_fp32(case)
     require_finite(gemm, A=case.a, B=case.b, C=product)
     case.expected["c"] = product.to(dtype_of(gemm))
     return case
+
+
+def _near_largest(shape: tuple[int, int], bound: int, generator: torch.Generator) -> torch.Tensor:
+    share = 1 - torch.rand(shape, generator=generator, device=generator.device) ** NEAR_LARGEST
+    sign = torch.randint(2, shape, generator=generator, device=generator.device) * 2 - 1
+    return (bound * share).round() * sign
 
 
 def _make_scaled(
