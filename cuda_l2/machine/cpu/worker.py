@@ -74,6 +74,8 @@ class Worker(Closing):
         command_read, self._command = os.pipe()
         self._ack, ack_write = os.pipe()
         self._base = 0
+        self._stack = 0, 0
+        """Where the stack of a launch in steps was found last: to look costs milliseconds."""
         arguments = [str(runner), str(artifact), contract.entry, str(contract.threads)]
         arguments += [str(number) for number in memory.write_segments()]
         arguments += [str(arena.fd), str(command_read), str(ack_write)]
@@ -160,9 +162,10 @@ class Worker(Closing):
         """
         with contextlib.suppress(OSError), self._memory_of("rb") as memory:
             statics = b"".join(_part(memory, start, stop) for start, stop in self._library)
-            spans = re.findall(r"^(\w+)-(\w+) rw", Path(f"/proc/{self._pid}/maps").read_text(), re.MULTILINE)
-            stops = (int(stop, 16) for start, stop in spans if int(start, 16) <= frame < int(stop, 16))
-            return statics, _part(memory, frame, min(next(stops, frame), frame + MOST_STACK))
+            start, stop = self._stack
+            if not start <= frame < stop:
+                start, stop = self._stack = self._writable_around(frame)
+            return statics, _part(memory, frame, min(stop, frame + MOST_STACK))
         return b"", b""
 
     def _require_silent(self) -> None:
@@ -223,11 +226,15 @@ class Worker(Closing):
 
         As far as the stack reaches when this is first asked for.
         """
-        pointer, maps = self._waits_at(), Path(f"/proc/{self._pid}/maps").read_text()
-        spans = re.findall(r"^(\w+)-(\w+) rw", maps, re.MULTILINE)
-        starts = (int(start, 16) for start, stop in spans if int(start, 16) <= pointer < int(stop, 16))
-        stack = next(((start, pointer - RED_ZONE) for start in starts), (0, 0))
-        return [*self._library, stack]
+        pointer = self._waits_at()
+        start, stop = self._writable_around(pointer)
+        return [*self._library, (start, pointer - RED_ZONE) if start < stop else (0, 0)]
+
+    def _writable_around(self, address: int) -> tuple[int, int]:
+        """Where the pages around it begin and end that can be written; the address twice if it does not lie in such."""
+        maps = Path(f"/proc/{self._pid}/maps").read_text()
+        spans = ((int(start, 16), int(stop, 16)) for start, stop in re.findall(r"^(\w+)-(\w+) rw", maps, re.MULTILINE))
+        return next((span for span in spans if span[0] <= address < span[1]), (address, address))
 
     @functools.cached_property
     def _library(self) -> list[tuple[int, int]]:
