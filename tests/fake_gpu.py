@@ -106,8 +106,7 @@ class Segments:
 def _wanted(segment: Segment) -> np.ndarray:
     if segment.source:
         return memory(segment.source, segment.bytes)
-    word = np.frombuffer(segment.word.to_bytes(4, "little"), np.uint8)
-    return np.resize(word, segment.bytes)
+    return np.full(-(-segment.bytes // 4), segment.word, "<u4").view(np.uint8)[: segment.bytes]
 
 
 class Graph:
