@@ -40,8 +40,8 @@ from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.steps import step
 from cuda_l2.system.turns import ALONE, Turns
-from cuda_l2.tasks.cases import FAR_BYTES
 from cuda_l2.tasks.kinds import Home, kind_of
+from cuda_l2.tasks.other_sizes import FAR_BYTES
 from cuda_l2.tasks.products import CACHE_BYTES
 from cuda_l2.tasks.warm import in_full_precision
 from cuda_l2.verify import all_checks, deviation, verify

@@ -42,7 +42,8 @@ class Definition:
     the others may be any whole number from half of the CPU's up. indefinite: tensors whose NaN and infinities right
     algorithms treat differently, as keys that a mask leaves out, padding times a weight, or 0 times infinity in one
     form of a formula; special values in them are not judged. among: which input's last dimension an output of integers
-    indexes, where PyTorch leaves open which of equal elements is meant.
+    indexes, where PyTorch leaves open which of equal elements is meant. stepwise: the size that the reference goes
+    through step by step, in Python.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Definition:
     rigid: tuple[str, ...] = ()
     indefinite: tuple[str, ...] = ()
     among: Mapping[str, str] = field(default_factory=dict)
+    stepwise: str = ""
     dtypes: tuple[str, ...] = FLOATS
     group: str = ""  # set from the table it stands in
 

@@ -13,26 +13,17 @@ import torch
 
 from cuda_l2.records import Element, Operation, Task
 from cuda_l2.system.errors import UserError
-from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
+from cuda_l2.tasks._base import Tensors, definition
+from cuda_l2.tasks.other_sizes import far, others
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
 from cuda_l2.tasks.values import Distribution, Domain, distributions, put, put_far_below, seeded
 from cuda_l2.tasks.warm import in_full_precision
 
 CACHE_BYTES = 2 << 30
-OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 2, 4, 8, 32)}
-"""What other sizes are multiples of, larger and smaller ones: a GPU's kernel that loads vectors may refuse odd ones."""
-FAR_FACTORS = (5, 7, 9)
-"""Odd: a size times one of these divides by the same powers of two, and a contract that takes the one takes both."""
-FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
-"""Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
-FAR_COUNT, FAR_SHARE = 1 << 17, 8
-"""On a CPU the others are at most the CPU's divided by this."""
 CHAIN_NOISE = 128.0
 """The most times as far inputs are moved, to see what rounding may do: at sizes far from those shown."""
 NOISE = {Distribution.CONSTANT: CHAIN_NOISE, Distribution.SPARSE: CHAIN_NOISE, Distribution.DISTANT: 8.0}
 """Times as far where most values are the same, or nearly: the terms of one chain round the same way there."""
-OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
-"""Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30
 INFINITY, NAN = float("inf"), float("nan")
 SPECIAL = {
@@ -44,8 +35,9 @@ for one with a sign."""
 BESIDE_ZEROS = {"NaN beside zeros": 1.0, "NaN beside numbers and zeros": 0.5}
 """Where a task has other tensors of real numbers: the share of them that is zero, which saves no work beside NaN."""
 MINUS_INFINITY = ("a row of minus infinity", "a row of minus infinity before its end", "a column of minus infinity")
-FAR_BELOW, SEARCHING = "a row far below zero", ("reduction", "sampling")
-"""The second: groups whose tasks begin with a row's largest element. An activation's last digit counts there."""
+FAR_BELOW, LEAST, SEARCHING = "a row far below zero", "the least number", ("reduction", "sampling")
+"""The third: groups whose tasks begin with a row's largest element. An activation's last digit counts there. Masks have
+numbers like both."""
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
 verification, about a second."""
@@ -221,67 +213,13 @@ class OwnCases(Cases):
         super().__init__(task, seed, device, cache_bytes)
         self._known = definition(task.name)
         self.distributions = tuple(each for each in distributions(task.dtype) if each is not Distribution.NORMAL)
-        self.others = self._others(np.random.default_rng([seed, 2]))
-        self.far = (self._far if self.device.type == "cuda" else self._far_on_a_cpu)(np.random.default_rng([seed, 3]))
+        self.others = others(task, self.device.type, np.random.default_rng([seed, 2]))
+        self.far = far(task, self.device.type, np.random.default_rng([seed, 3]))
         beside = BESIDE_ZEROS if len(self._of_real_numbers) > 1 else ()
         masked = MINUS_INFINITY[: 2 if beside else 3] if self.device.type == "cpu" else ()
-        masked += (FAR_BELOW,) if masked and self._known.group in SEARCHING else ()
+        masked += (FAR_BELOW, LEAST) if masked and self._known.group in SEARCHING else ()
         self.special_kinds = (*SPECIAL, *beside, *masked)
         self._compared = self._computes_on(task).type == "cpu"
-
-    def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
-        """Larger than shown, where that stays cheap, and smaller than both what is shown and the CPU's."""
-        known, shown = self._known, dict(self.task.sizes)
-        least = {name: min(shown[name], size) for name, size in known.cpu.items() if name not in known.rigid}
-        rigid = {name: shown[name] for name in known.rigid}
-        found = []
-        for multiple in OTHER_MULTIPLES[self.device.type]:
-            for factors, bases in ((LARGER, (shown, rigid)), (SMALLER, (rigid | least, rigid))):
-                drawn = [known.other_sizes(rng, factors, sizes=base, multiple=multiple) for base in bases]
-                found += next(([task] for sizes in drawn if (task := self._affordable(sizes))), [])
-        return tuple(dict.fromkeys(found))
-
-    def _far(self, rng: np.random.Generator) -> tuple[Operation, ...]:
-        """One size several times as large as shown, which is more than the threads of a block, or what is in flight.
-
-        The others are as shown; about the CPU's where that takes too much; the same of this one where that does too.
-        """
-        shown = dict(self.task.sizes)
-        free = [name for name in shown if name not in self._known.rigid]
-        least = {name: min(shown[name], -(-self._known.cpu[name] // FAR_MULTIPLE) * FAR_MULTIPLE) for name in free}
-        found = []
-        for name in free:
-            factor = int(rng.choice(FAR_FACTORS))
-            bases = (shown, {**shown, **least, name: shown[name]}, {**shown, **least})
-            drawn = [{**base, name: base[name] * factor} for base in bases]
-            found += next(([task] for sizes in drawn if (task := self._affordable(sizes, FAR_BYTES, FAR_FLOPS))), [])
-        return tuple(dict.fromkeys(found))
-
-    def _far_on_a_cpu(self, rng: np.random.Generator) -> tuple[Operation, ...]:
-        """One size, drawn, twice what 16 bits count, and the same several times as large as shown: the others small.
-
-        Sizes that would take too much that way are passed over.
-        """
-        shown = dict(self.task.sizes)
-        free = [name for name in shown if name not in self._known.rigid]
-        least = {name: min(shown[name], -(-self._known.cpu[name] // FAR_SHARE)) for name in free}
-        for name in map(str, rng.permutation(free)):
-            factors = ((FAR_COUNT // shown[name] + 1 | 1) + 2 * int(rng.integers(3)), int(rng.choice(FAR_FACTORS)))
-            drawn = [{**shown, **least, name: shown[name] * factor} for factor in factors]
-            found = [self._affordable(sizes, FAR_BYTES, FAR_FLOPS) for sizes in drawn]
-            if found[0]:
-                return tuple(filter(None, found))
-        return ()
-
-    def _affordable(
-        self, sizes: Mapping[str, int], most_bytes: int = OTHER_BYTES, most_flops: int = OTHER_FLOPS
-    ) -> Operation | None:
-        """The task at other sizes; None where they do not go together or take too much."""
-        try:
-            task = self._known.task(sizes, self.task.dtype)
-        except UserError:
-            return None
-        return task if task.bytes <= most_bytes and task.flops <= most_flops else None
 
     def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> Case:
         of, values = task or self.task, distribution or Distribution.NORMAL
@@ -353,6 +291,8 @@ class OwnCases(Cases):
         elif kind == FAR_BELOW:
             rows = new.view(-1, new.shape[-1] if new.dim() else 1)
             put_far_below(rows[int(places[0]) % len(rows)], seeded(self._mixed(key), tensor, new.device))
+        elif kind == LEAST:
+            new.view(-1)[int(places[0])] = torch.finfo(new.dtype).min
         elif kind in MINUS_INFINITY:
             rows = new.view(-1, new.shape[-1] if new.dim() else 1)
             row, column = divmod(int(places[0]), rows.shape[1])

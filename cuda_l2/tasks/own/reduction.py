@@ -97,6 +97,7 @@ TASKS = (
         {"batch": 2, "length": 24, "channels": 32},
         {"batch": 16, "length": 256, "channels": 2048},
         flops="2*batch*length*channels",
+        stepwise="length",
     ),
 )
 
