@@ -207,7 +207,7 @@ def test_a_cpu_finds_the_kernels_right(text: str, wanted: str, tmp_path: Path) -
         values.append(min(valid, key=lambda value: abs(value - nearest)))
     kernel = Compiled(family.render(Schedule(family, task, target, tuple(values))).source, tmp_path)
     cases = OwnCases(task, 1)
-    for distribution in ("normal", "offset", "large", "far", "constant"):
+    for distribution in ("normal", "offset", "large", "far", "small", "sparse", "constant"):
         case = cases.drawn("case", Distribution(distribution))
         found = kernel.run(task, case.tensors, target.sms)
         for output, limit in zip(task.outputs, case.bounds, strict=True):

@@ -261,15 +261,17 @@ def test_inputs_of_twelve_bits_are_noticed(name: str) -> None:
 
 
 CHAINED = {
-    "cosine_distance": lambda x, y: (1 - chain(x * y) / (chain(x * x).sqrt() * chain(y * y).sqrt()).clamp_min(1e-8))[
-        :, 0
-    ],
+    "cosine_distance": lambda x, y: (1 - chain(x * y) / (chained_norm(x) * chained_norm(y)))[:, 0],
     "layer_norm": chained_layer_norm,
     "normalise_rows": lambda x: x / chain(x * x).sqrt().clamp_min(1e-12),
     "temperature_softmax": lambda logits, temperature: chained_softmax(logits / temperature[:, None]),
     "top_p_filter": chained_top_p,
     "variance_rows": lambda x: (chain((x - chain(x) / x.shape[-1]) ** 2) / (x.shape[-1] - 1))[:, 0],
 }
+
+
+def chained_norm(x: torch.Tensor) -> torch.Tensor:
+    return chain(x * x).sqrt().clamp_min(1e-8)
 
 
 def chained_softmax(x: torch.Tensor) -> torch.Tensor:

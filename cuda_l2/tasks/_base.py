@@ -211,6 +211,8 @@ def _mistake(known: Definition) -> str:
         return f"cpu and gpu must give the same sizes; {', '.join(sorted(sizes ^ set(known.gpu)))} stands in one alone"
     if strange := sorted(set(known.rigid) - sizes):
         return f"rigid names {', '.join(strange)}, which is no size; sizes: {', '.join(known.cpu)}"
+    if known.stepwise and known.stepwise not in sizes:
+        return f"stepwise names {known.stepwise}, which is no size; sizes: {', '.join(known.cpu)}"
     if strange := sorted(set(known.indefinite) - set(tensors)):
         return f"indefinite names {', '.join(strange)}, which is no input or weight"
     if strange := sorted((set(known.among) - set(known.outputs)) | (set(known.among.values()) - set(known.inputs))):

@@ -1,0 +1,60 @@
+"""Sizes of a task that nobody was shown."""
+
+import pytest
+
+from cuda_l2 import tasks
+from cuda_l2.records import Operation
+from cuda_l2.tasks.cases import OwnCases
+from cuda_l2.tasks.other_sizes import FAR_COUNT, FAR_WHOLE, STEPS, TINIEST, WHOLE_MULTIPLES
+
+SEEDS = range(4)
+
+
+def drawn(task: str, seed: int) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+    """Other sizes and far ones, on a CPU."""
+    operation = tasks.parse(task)
+    assert isinstance(operation, Operation)
+    cases = OwnCases(operation, seed)
+    return [dict(each.sizes) for each in cases.others], [dict(each.sizes) for each in cases.far]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cpu_meets_odd_sizes_whole_multiples_and_a_few_elements(seed: int) -> None:
+    larger, smaller, whole, tiny = drawn("sum_rows:rows=64,columns=700", seed)[0]
+    assert all(
+        large > size > small
+        for large, size, small in zip(
+            *(s.values() for s in (larger, {"rows": 64, "columns": 700}, smaller)), strict=True
+        )
+    )
+    assert whole == {"rows": 256, "columns": 768}
+    assert 1 in tiny.values() and max(tiny.values()) < TINIEST
+
+
+def test_whole_multiples_are_smaller_ones_where_a_task_has_many_sizes() -> None:
+    sizes = drawn("instance_norm", 1)[0][2]
+    assert {size % WHOLE_MULTIPLES[0] for size in sizes.values()} != {0}
+    assert {size % WHOLE_MULTIPLES[-1] for size in sizes.values()} == {0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_asked_where_the_reference_has_no_finite_result(
+    seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The eight largest of fewer than eight, and the variance of one element."""
+    assert len(drawn("top_k:rows=5,vocabulary=700", seed)[0]) == 3
+    assert all(sizes["columns"] > 1 for sizes in drawn("variance_rows:rows=5,columns=700", seed)[0])
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_size_is_far_larger_and_once_a_multiple_of_thousands(seed: int) -> None:
+    most, whole = drawn("sum_rows:rows=64,columns=700", seed)[1]
+    (size,) = (size for size in most.values() if size > 1000)
+    assert size > FAR_COUNT and max(whole.values()) % FAR_WHOLE == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_that_the_reference_takes_one_by_one_are_thousands_at_most(seed: int) -> None:
+    for sizes in drawn("linear_recurrence", seed)[1]:
+        assert sizes["length"] <= 2 * STEPS
