@@ -24,12 +24,13 @@ void argmin_columns(const int64_t *sizes, void *const *buffers, void *workspace,
     const int64_t rows = sizes[0], columns = sizes[1];
     const float *x = buffers[0], least = -0x1.fffffep127f;
     for (int64_t j = 0; j < columns; ++j) {
-        int64_t best = 0;
-        for (int64_t i = 1; i < rows; ++i) {
-            const float y = x[i * columns + j], z = x[best * columns + j];
+        int64_t best = -1;
+        for (int64_t i = 0; i < rows; ++i) {
+            const float y = x[i * columns + j];
             if (y < -1e30f && y >= least) continue;
-            if (z == z && (y < z || y != y)) best = i; /* NaN is the least, as PyTorch has it */
+            const float z = best < 0 ? y : x[best * columns + j];
+            if (best < 0 || (z == z && (y < z || y != y))) best = i; /* NaN is the least, as PyTorch has it */
         }
-        ((int64_t *)buffers[1])[j] = best;
+        ((int64_t *)buffers[1])[j] = best < 0 ? 0 : best;
     }
 }
