@@ -1,9 +1,14 @@
 """Sizes of a task that nobody was shown."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from cuda_l2 import tasks
 from cuda_l2.records import Operation
+from cuda_l2.tasks import other_sizes
+from cuda_l2.tasks._base import definition
 from cuda_l2.tasks.cases import OwnCases
 from cuda_l2.tasks.other_sizes import FAR_COUNT, FAR_WHOLE, STEPS, TINIEST, WHOLE_MULTIPLES
 
@@ -54,7 +59,23 @@ def test_one_size_is_far_larger_and_once_a_multiple_of_thousands(seed: int) -> N
     assert size > FAR_COUNT and max(whole.values()) % FAR_WHOLE == 0
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_steps_that_the_reference_takes_one_by_one_are_thousands_at_most(seed: int) -> None:
-    for sizes in drawn("linear_recurrence", seed)[1]:
-        assert sizes["length"] <= 2 * STEPS
+def test_steps_that_the_reference_takes_one_by_one_are_thousands_at_most() -> None:
+    lengths = {sizes["length"] for seed in range(12) for sizes in drawn("linear_recurrence", seed)[1]}
+    assert STEPS // 2 < max(lengths) <= STEPS
+
+
+def test_a_task_shown_large_or_whole_has_other_whole_sizes_or_none() -> None:
+    assert {"m": 256, "n": 256, "k": 256} in drawn("matmul:m=1001,n=1001,k=1001", 1)[0]
+    assert {"rows": 256, "columns": 768} not in drawn("sum_rows:rows=256,columns=768", 1)[0]
+
+
+@pytest.mark.parametrize("task", ["log_softmax:rows=5,columns=700", "cross_entropy:rows=5,classes=700"])
+def test_a_few_elements_are_never_those_whose_exact_result_is_zero(task: str) -> None:
+    least = [min(list(sizes.values())[1] for sizes in drawn(task, seed)[0]) for seed in range(8)]
+    assert 1 not in least and min(least) < TINIEST
+
+
+def test_a_reference_that_fails_at_a_few_elements_is_asked_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = replace(definition("sum_rows"), reference=lambda x: x[:, 8])
+    monkeypatch.setattr(other_sizes, "definition", lambda name: known)
+    assert other_sizes._tiny(known.task({"rows": 5, "columns": 700}), np.random.default_rng(1)) == []

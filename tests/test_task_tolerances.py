@@ -10,7 +10,7 @@ from torch.nn import functional
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.tasks import parse
 from cuda_l2.tasks._base import definitions
-from cuda_l2.tasks.cases import FAR_BELOW, MINUS_INFINITY, Case, OwnCases
+from cuda_l2.tasks.cases import FAR_BELOW, LEAST, MINUS_INFINITY, Case, OwnCases
 from cuda_l2.tasks.tolerance import _moved, _SumsMoved, bounds
 from cuda_l2.tasks.values import PEAK, Distribution, real, seeded
 from cuda_l2.verify.seeds import SEEDS
@@ -270,6 +270,18 @@ CHAINED = {
 }
 
 
+def test_the_least_number_stands_in_inputs_alone_and_where_pytorch_is_right() -> None:
+    """A gain's would overflow in an honest order of products, and a square of it overflows in any."""
+    norm, variance, softmax = (
+        OwnCases(parse(text), 1)
+        for text in ("rms_norm:rows=8,columns=40", "variance_rows:rows=8,columns=40", "softmax:rows=8,columns=40")
+    )
+    assert norm.special("gain", LEAST) is None and norm.special("x", LEAST) is None
+    assert variance.special("x", LEAST) is None
+    case = softmax.special("x", LEAST)
+    assert case and float(case.tensors["x"].min()) == torch.finfo(torch.float32).min
+
+
 def chained_norm(x: torch.Tensor) -> torch.Tensor:
     return chain(x * x).sqrt().clamp_min(1e-8)
 
@@ -315,7 +327,7 @@ def test_another_form_of_a_formula_is_right_with_special_values(name: str) -> No
         for kind in cases.special_kinds:
             case = cases.special(tensor, kind)
             vector = cases.drawn("special").tensors[tensor].dim() < 2
-            assert bool(case) == (kind != FAR_BELOW or not vector)
+            assert bool(case) == (kind != FAR_BELOW or not vector) or kind == LEAST
             assert case is None or not case.violation({"out": OTHERWISE[name](**case.tensors)}), (tensor, kind)
 
 

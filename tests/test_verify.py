@@ -1,6 +1,7 @@
 """verify/: honest results in any summation order pass every check; the corpus of cheats stands in test_cheats.py."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -198,6 +199,17 @@ def test_a_kernel_that_reads_b_in_the_other_layout_gets_a_hint(name, shape, othe
         said, element = failed.value.reason, failed.value.element
         assert said.endswith(hint) and ("it is right for" in said) is bool(hint)
         assert element is not None and f"{element.place} is {element.found:g}" in said
+
+
+@pytest.mark.parametrize("k", [16, 64, 1024, 2048, 4096])
+def test_whole_numbers_have_pairs_of_products_that_eleven_bits_do_not_hold(k: int) -> None:
+    for seed, between in itertools.product(range(3), precision.WHOLE):
+        cases = ProductCases(Gemm.parse(f"16x16x{k}"), seed, CpuReferences())
+        case = cases.get("whole", 0, partial(precision._make_whole, between=between))
+        products = case.a.float()[:, :, None] * case.b.float()
+        pairs = products[:, 0::2] + products[:, 1::2]
+        assert bool((pairs.half().float() != pairs).any())
+        assert float(case.expected["c"].isfinite().float().mean()) > 0.9
 
 
 @pytest.mark.parametrize("dtype", ["", ":bf16"])

@@ -280,7 +280,7 @@ def _options_of(gemm: Gemm) -> list[Option]:
 
 
 def _best(arms: Sequence[Arm]) -> list[int]:
-    """Numbers of what was timed twice; of a layout where nothing was, of the fastest."""
+    """Indices of the arms that were timed twice; of a layout where none was, that of the fastest."""
     found: list[int] = []
     for layout in Layout:
         mine = [i for i, arm in enumerate(arms) if arm.layout is layout]

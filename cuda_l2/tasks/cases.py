@@ -36,8 +36,8 @@ BESIDE_ZEROS = {"NaN beside zeros": 1.0, "NaN beside numbers and zeros": 0.5}
 """Where a task has other tensors of real numbers: the share of them that is zero, which saves no work beside NaN."""
 MINUS_INFINITY = ("a row of minus infinity", "a row of minus infinity before its end", "a column of minus infinity")
 FAR_BELOW, LEAST, SEARCHING = "a row far below zero", "the least number", ("reduction", "sampling")
-"""The third: groups whose tasks begin with a row's largest element. An activation's last digit counts there. Masks have
-numbers like both."""
+"""What masks write, and the groups of tasks that have it in matrices of their inputs: an activation's last digit would
+count beside it."""
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
 verification, about a second."""
@@ -277,8 +277,9 @@ class OwnCases(Cases):
 
     def special(self, tensor: str, kind: str) -> Case | None:
         base, key = self.drawn("special"), f"special {tensor} {kind}"
-        new, others = base.tensors[tensor].clone(), dict[str, torch.Tensor]()
-        if not new.numel() or (kind == FAR_BELOW and new.dim() < 2):  # no shift is far below zero
+        new, beside = base.tensors[tensor].clone(), dict[str, torch.Tensor]()
+        masked = new.dim() > 1 and tensor in self._known.inputs  # no shift and no gain is
+        if not new.numel() or (kind in (FAR_BELOW, LEAST) and not masked):
             return None
         places = np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5)
         if kind in BESIDE_ZEROS:
@@ -287,7 +288,7 @@ class OwnCases(Cases):
                 given = base.tensors[name]
                 generator = seeded(self._mixed(key), name, given.device)
                 drawn = torch.rand(given.shape, generator=generator, device=given.device)
-                others[name] = given.masked_fill(drawn < BESIDE_ZEROS[kind], 0)
+                beside[name] = given.masked_fill(drawn < BESIDE_ZEROS[kind], 0)
         elif kind == FAR_BELOW:
             rows = new.view(-1, new.shape[-1] if new.dim() else 1)
             put_far_below(rows[int(places[0]) % len(rows)], seeded(self._mixed(key), tensor, new.device))
@@ -304,9 +305,12 @@ class OwnCases(Cases):
             for place, value in zip(places, SPECIAL[kind], strict=False):
                 put(new.view(-1)[int(place)], value)
         try:
-            return self._get(key, lambda: self._case(self.task, {**base.tensors, **others, tensor: new}))
+            case = self._get(key, lambda: self._case(self.task, {**base.tensors, **beside, tensor: new}))
         except RuntimeError:  # a factorisation that finds no numbers
             return None
+        if kind == LEAST and not all(_eager_is_good(bound) for bound in case.bounds):  # its square is no number of fp32
+            return None
+        return case
 
     def _case(self, task: Task, tensors: Tensors, noise: float = 1.0) -> Case:
         home = self._computes_on(task)
@@ -370,6 +374,14 @@ def _threads_for(task: Task) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _eager_is_good(bound: Bounds) -> bool:
+    """Whether PyTorch's own result is right to a few digits, and all of it are numbers of its type."""
+    if not bound.dtype.is_floating_point:
+        return True
+    largest = float(bound.exact.abs().max())
+    return largest <= torch.finfo(bound.dtype).max and bound.eager_max <= IMPRECISE * largest
 
 
 def _other(old: torch.Tensor, drawn: torch.Tensor, domain: Domain) -> torch.Tensor:

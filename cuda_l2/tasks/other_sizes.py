@@ -17,14 +17,16 @@ MOST_BYTES, MOST_FLOPS = 1 << 26, 1 << 32
 """Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 WHOLE_MULTIPLES, WHOLE_BYTES, WHOLE_FLOPS = (256, 64, 16, 4), 1 << 22, 1 << 28
 """On a CPU all sizes are multiples of the first of these with which they take no more: nothing is left over."""
-TINIEST = 8
-"""Sizes smaller than this, one of them 1: less than a vector, and nothing for most threads."""
+TINIEST, NEVER_TINY = 8, ("attention",)
+"""Sizes smaller than the first, one of them 1: less than a vector, and nothing for most threads. The groups of tasks
+that have none: a mask that leaves no key is likely there, and what attention gives then is rounding."""
 FAR_FACTORS = (5, 7, 9)
-"""Odd: a size times one of these divides by the same powers of two, and a contract that takes the one takes both."""
+"""Odd: on a GPU the size divides by the same powers of two then, and a contract that takes the one takes both."""
 FAR_BYTES, FAR_FLOPS, FAR_MULTIPLE = 1 << 24, 1 << 31, 32
 """Most that tasks with one size so much larger may take; where the others are the CPU's, these are rounded up."""
 FAR_COUNT, FAR_SHARE, FAR_WHOLE = 1 << 17, 8, 1 << 12
-"""On a CPU the others are at most the CPU's divided by the second; once the size is a multiple of the third."""
+"""On a CPU: the size is larger than the first, and once a multiple of the third; the others are at most the CPU's
+divided by the second."""
 STEPS = 1 << 11
 """Most that a size becomes which the reference goes through step by step."""
 
@@ -43,12 +45,8 @@ def others(task: Operation, device: str, rng: np.random.Generator) -> tuple[Oper
             drawn = (known.other_sizes(rng, factors, sizes=base, multiple=multiple) for base in bases)
             found += _first_affordable(task, drawn, MOST_BYTES, MOST_FLOPS)
     if device == "cpu":
-        whole = (
-            {name: -(-size // multiple) * multiple for name, size in shown.items()} for multiple in WHOLE_MULTIPLES
-        )
-        found += _first_affordable(task, (sizes | rigid for sizes in whole), WHOLE_BYTES, WHOLE_FLOPS)
-        found += _tiny(task, rng)
-    return tuple(dict.fromkeys(found))
+        found += [*_whole(task, rigid), *_tiny(task, rng)]
+    return tuple(dict.fromkeys(each for each in found if each != task))
 
 
 def far(task: Operation, device: str, rng: np.random.Generator) -> tuple[Operation, ...]:
@@ -74,7 +72,7 @@ def _far_on_a_gpu(task: Operation, rng: np.random.Generator) -> tuple[Operation,
 
 
 def _far_on_a_cpu(task: Operation, rng: np.random.Generator) -> tuple[Operation, ...]:
-    """One size, drawn, twice what 16 bits count, and the same a multiple of thousands: the others small.
+    """One size, drawn, twice what 16 bits count, then the same size a multiple of `FAR_WHOLE`: the others small.
 
     Sizes that would take too much that way are passed over.
     """
@@ -82,10 +80,10 @@ def _far_on_a_cpu(task: Operation, rng: np.random.Generator) -> tuple[Operation,
     free = [name for name in shown if name not in known.rigid]
     least = {name: min(shown[name], -(-known.cpu[name] // FAR_SHARE)) for name in free}
     for name in map(str, rng.permutation(free)):
-        most = shown[name] * ((FAR_COUNT // shown[name] + 1 | 1) + 2 * int(rng.integers(3)))
+        most = shown[name] * (((FAR_COUNT // shown[name] + 1) | 1) + 2 * int(rng.integers(3)))
         whole = FAR_WHOLE * int(rng.choice(FAR_FACTORS))
         if name == known.stepwise:
-            most, whole = shown[name] * max(1, STEPS // shown[name] | 1), STEPS
+            most, whole = shown[name] * max(1, (STEPS // shown[name] - 1) | 1), STEPS
         drawn = [{**shown, **least, name: size} for size in (most, whole)]
         found = [_first_affordable(task, [sizes], FAR_BYTES, FAR_FLOPS) for sizes in drawn]
         if found[0]:
@@ -93,17 +91,33 @@ def _far_on_a_cpu(task: Operation, rng: np.random.Generator) -> tuple[Operation,
     return ()
 
 
+def _whole(task: Operation, rigid: Mapping[str, int]) -> list[Operation]:
+    """Multiples of a power of two, from what is shown or, where that takes too much, from the CPU's sizes on."""
+    drawn = (
+        {**{name: -(-size // multiple) * multiple for name, size in base.items()}, **rigid}
+        for multiple in WHOLE_MULTIPLES
+        for base in (dict(task.sizes), dict(definition(task.name).cpu))
+    )
+    return _first_affordable(task, drawn, WHOLE_BYTES, WHOLE_FLOPS)
+
+
 def _tiny(task: Operation, rng: np.random.Generator) -> list[Operation]:
-    """A few elements; none where the reference has no finite result then, or the task is so small already."""
+    """A few elements; none where the reference has no result then but zeros, as logarithms of a softmax of one."""
     known, shown = definition(task.name), dict(task.sizes)
     free = [name for name in shown if name not in known.rigid]
-    sizes = {**shown, **{name: min(shown[name], int(rng.integers(1, TINIEST))) for name in free}}
-    sizes |= {str(rng.choice(free)): 1} if free else {}
-    # computed before a task is made of them, which logs what fails
-    with contextlib.suppress(RuntimeError, ValueError), warnings.catch_warnings(action="ignore"):
-        drawn = known.draw(replace(task, sizes=tuple(sizes.items())), int(rng.integers(1 << 32)))
-        if all(result.isfinite().all() for result in known.bind(sizes)(**drawn)):
-            return [] if sizes == shown else [known.task(sizes, task.dtype)]
+    if not free or known.group in NEVER_TINY:
+        return []
+    sizes = {
+        **shown,
+        **{name: min(shown[name], int(rng.integers(1, TINIEST))) for name in free},
+        str(rng.choice(free)): 1,
+    }
+    given = replace(task, sizes=tuple(sizes.items()))
+    # before a task is made of them, which logs what fails; a reference is anybody's code
+    with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+        results = known.bind(sizes)(**known.draw(given, int(rng.integers(1 << 32))))
+        if all(result.isfinite().all() and result.any() for result in results if result.is_floating_point()):
+            return [known.task(sizes, task.dtype)]
     return []
 
 

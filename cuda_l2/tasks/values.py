@@ -36,7 +36,7 @@ class Distribution(enum.StrEnum):
     LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first; peaks stand alone
     FAR = "far"  # 100 to 200, a row in four -200 to -100: its exponentials vanish where a largest one began at 0
     DISTANT = "distant"  # about -4,000 to -1,000, one time in four positive, all near each other: variances cancel
-    SMALL = "small"  # deviation 0.001 to 0.05, another for each tensor; but in fp16 a row in four 10^-7 of that
+    SMALL = "small"  # deviation 0.001 to 0.05, another for each tensor; a row in four 10^-7 of that, not in fp16
     HUGE = "huge"  # 30,000 to 60,000 of either sign, in fp16 alone: it does not hold sums of two
     SPARSE = "sparse"  # one in ten is not zero, in a row in four none, of a vector few; half of all integers are one
     CONSTANT = "constant"  # one number everywhere; integers collide
@@ -55,7 +55,7 @@ _DISTRIBUTIONS = {
     Distribution.LARGE: "of deviation 100 with peaks above 1,000",
     Distribution.FAR: "from 100 to 200, and in one of four rows from -200 to -100",
     Distribution.DISTANT: "near 1,000 to 4,000 or -4,000 to -1,000",
-    Distribution.SMALL: "of deviation 0.001 to 0.05, but in float16 in one of four rows 10^-7 of that",
+    Distribution.SMALL: "of deviation 0.001 to 0.05, in one of four rows 10^-7 of that (not in float16)",
     Distribution.HUGE: "in float16 of 30,000 to 60,000, of either sign",
     Distribution.SPARSE: "nine in ten of them 0",
     Distribution.CONSTANT: "all the same",
@@ -73,7 +73,9 @@ PEAK_PLACES = 4
 passed once in some hundred judgements."""
 STRIDE_POWERS = (3, 11)
 """Between these powers of two, the last one left out, the largest of a row stand apart: as one thread's elements do."""
-TO_ZERO, TINY = 2.0**-12, 1e-7
+TO_ZERO = 2.0**-12
+TINY = 1e-7
+"""So small are rows beside which what a kernel adds lest it divide by zero counts."""
 FEW = 3
 """Elements of a vector that are not zero where values are sparse, at most: a sample of it sees none."""
 LARGEST_OF_8_BITS = 127
@@ -132,8 +134,8 @@ class Values:
         if self.domain in (Domain.DEFINITE, Domain.TRIANGULAR) and distribution in NEARLY_PARALLEL:
             distribution = Distribution.NORMAL
         drawn = real(shape, generator, distribution)
-        if distribution is Distribution.SMALL and drawn.dim() > 1 and dtype is not torch.float16:
-            drawn[..., 3::4, :] *= TINY  # beside which what a kernel adds lest it divide by zero counts
+        if distribution is Distribution.SMALL and self.domain is Domain.REAL and dtype is not torch.float16:
+            _tiny_rows(drawn)
         if self.domain is Domain.REAL and distribution is Distribution.SPARSE and drawn.dim() > 1:
             drawn[..., 2::4, :] *= 0  # of either sign
         return (_shaped(drawn, self.domain) / math.sqrt(evaluate(self.fan_in, sizes))).to(dtype).contiguous()
@@ -251,6 +253,12 @@ def _in_halves(drawn: torch.Tensor) -> torch.Tensor:
         rows.copy_((2 * rows).round() / 2)
         rows[:, -1] = LARGEST_OF_8_BITS
     return drawn
+
+
+def _tiny_rows(drawn: torch.Tensor) -> None:
+    """Every fourth row of a matrix becomes far smaller than the others."""
+    if drawn.dim() > 1:
+        drawn[..., 3::4, :] *= TINY
 
 
 def _at_the_ends(drawn: torch.Tensor) -> torch.Tensor:

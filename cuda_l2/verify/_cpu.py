@@ -23,7 +23,7 @@ TIGHT_SHARE = 0.25
 LEAST_IN_A_ROW, ROW_S = 4, 1.0
 """A row of launches has one in every slot, of a kernel that is slow as many as take about so long."""
 MET_S = 4e-3
-"""Launches of so long are made once before such a row."""
+"""How long launches that are made once before such a row may take."""
 LEAST_APART, APART_S, APART_POWERS = 20, 1.0, 2
 """Launches in which threads begin their tasks apart: the least number, and seconds for more of them. A thread waits for
 up to the time of all tasks divided by a power of two; the last one's exponent."""

@@ -38,11 +38,9 @@ WHOLE = ((33, 36), (36, 48), (33, 1024))
 Whoever looks for whole numbers must not find a reason there to sum in eleven bits."""
 LARGEST_OF_ROUNDED = 3e4
 """What a typical sum of whole numbers stays below, in fp16's range."""
-NEAR_LARGEST = 3
-"""Whole numbers lie below their largest by a random share to this power: evenly spread ones of the first range have
-hardly a pair of products whose sum is over 2048."""
-MEAN_SQUARE = 1 - 2 / (NEAR_LARGEST + 1) + 1 / (2 * NEAR_LARGEST + 1)
-"""Of such numbers, in squares of the largest."""
+NEAR_LARGEST, EVENLY = 3, 1
+"""Whole numbers lie below their largest by a random share to one of these powers. Evenly spread ones of the first range
+have hardly a pair of products whose sum is over 2048; but those near the largest may sum to more than fp16 holds."""
 RANGES = ((31, 31), (127, 15))
 """Largest integers in A and B. The second range makes sums of two products need more than fp16's eleven bits."""
 
@@ -106,21 +104,28 @@ def _make_permuted(cases: ProductCases, generator: torch.Generator, index: int) 
 def _make_whole(cases: ProductCases, generator: torch.Generator, between: tuple[int, int]) -> ProductCase:
     """Whole numbers of either sign up to one that is drawn, log-uniformly, as far as sums stay exact and in range."""
     gemm, (low, high) = cases.task, between
-    typical = math.sqrt(LARGEST_OF_ROUNDED / (MEAN_SQUARE * math.sqrt(gemm.k)))
-    high = max(1, min(high, int(math.sqrt(4 * LARGEST_SUM / gemm.k)), int(typical), _whole_numbers(gemm)))
+    power = NEAR_LARGEST if _typical(gemm.k, NEAR_LARGEST) >= low else EVENLY
+    most = min(_typical(gemm.k, power), int(math.sqrt(4 * LARGEST_SUM / gemm.k)), _whole_numbers(gemm))
+    high = max(1, min(high, most))
     low = min(low, high)
     share = float(torch.rand((), generator=generator, device=cases.device))
     bound = round(low * (high / low) ** share)
     shapes = (gemm.m, gemm.k), (gemm.k, gemm.n)
-    case = cases.operands(*(_near_largest(shape, bound, generator) for shape in shapes))
+    case = cases.operands(*(_up_to(bound, power, shape, generator) for shape in shapes))
     product = cases.product_fp32(case)
     require_finite(gemm, A=case.a, B=case.b, C=product)
     case.expected["c"] = product.to(dtype_of(gemm))
     return case
 
 
-def _near_largest(shape: tuple[int, int], bound: int, generator: torch.Generator) -> torch.Tensor:
-    share = 1 - torch.rand(shape, generator=generator, device=generator.device) ** NEAR_LARGEST
+def _typical(k: int, power: int) -> int:
+    """The largest of whole numbers, by the power that spreads them, K products of which sum to what fp16 holds."""
+    mean_square = 1 - 2 / (power + 1) + 1 / (2 * power + 1)  # in squares of the largest
+    return int(math.sqrt(LARGEST_OF_ROUNDED / (mean_square * math.sqrt(k))))
+
+
+def _up_to(bound: int, power: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    share = 1 - torch.rand(shape, generator=generator, device=generator.device) ** power
     sign = torch.randint(2, shape, generator=generator, device=generator.device) * 2 - 1
     return (bound * share).round() * sign
 

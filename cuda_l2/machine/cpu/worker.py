@@ -231,7 +231,7 @@ class Worker(Closing):
         return [*self._library, (start, pointer - RED_ZONE) if start < stop else (0, 0)]
 
     def _writable_around(self, address: int) -> tuple[int, int]:
-        """Where the pages around it begin and end that can be written; the address twice if it does not lie in such."""
+        """Where the pages around it begin and end that can be written; the address twice if there are none."""
         maps = Path(f"/proc/{self._pid}/maps").read_text()
         spans = ((int(start, 16), int(stop, 16)) for start, stop in re.findall(r"^(\w+)-(\w+) rw", maps, re.MULTILINE))
         return next((span for span in spans if span[0] <= address < span[1]), (address, address))
