@@ -282,7 +282,7 @@ def test_what_is_right_at_the_shown_sizes_alone_is_wrong_at_others(shape, choice
             return bool(contract.plan_cuda(source, at, target.sms))
         return False
 
-    sizes = tried(SimpleNamespace(cases=cases, serves=serves))
+    sizes = tried(SimpleNamespace(cases=cases, serves=serves, device="cuda"))
     assert holds(right, task) and holds(wrong, task) and all(holds(right, at) for at in sizes)
     assert not all(holds(wrong, at) for at in sizes)
 

@@ -46,7 +46,7 @@ def _require_right_at(session: Session, task: Task) -> None:
 def tried(session: Session) -> list[Task]:
     """The task at other sizes that the contract takes, in the order in which they are tried."""
     near, far = (list(filter(session.serves, tasks)) for tasks in (session.cases.others, session.cases.far))
-    few = near if session.cases.device.type == "cpu" else [*near[:2], *near[-2:]]
+    few = near if session.device == "cpu" else [*near[:2], *near[-2:]]
     return [*dict.fromkeys([*few, *far])]
 
 
