@@ -10,7 +10,7 @@ from cuda_l2.records import Operation
 from cuda_l2.tasks import other_sizes
 from cuda_l2.tasks._base import definition
 from cuda_l2.tasks.cases import OwnCases
-from cuda_l2.tasks.other_sizes import FAR_COUNT, FAR_WHOLE, STEPS, TINIEST, WHOLE_MULTIPLES
+from cuda_l2.tasks.other_sizes import FAR_COUNT, FAR_WHOLE, TINIEST, WHOLE_MULTIPLES
 
 SEEDS = range(4)
 
@@ -59,9 +59,12 @@ def test_one_size_is_far_larger_and_once_a_multiple_of_thousands(seed: int) -> N
     assert size > FAR_COUNT and max(whole.values()) % FAR_WHOLE == 0
 
 
-def test_steps_that_the_reference_takes_one_by_one_are_thousands_at_most() -> None:
-    lengths = {sizes["length"] for seed in range(12) for sizes in drawn("linear_recurrence", seed)[1]}
-    assert STEPS // 2 < max(lengths) <= STEPS
+def test_steps_that_the_reference_takes_one_by_one_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert other_sizes.STEPS < 3000
+    monkeypatch.setattr(other_sizes, "STEPS", 128)
+    task = definition("linear_recurrence").task()
+    found = [each for seed in range(12) for each in other_sizes.far(task, "cpu", np.random.default_rng(seed))]
+    assert 64 < max(dict(each.sizes)["length"] for each in found) <= 128
 
 
 def test_a_task_shown_large_or_whole_has_other_whole_sizes_or_none() -> None:
