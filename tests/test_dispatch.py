@@ -220,7 +220,7 @@ def test_the_rule_takes_the_row_with_weights_from_memory_and_no_kernel_that_wait
     cold = next(row for row in read_times(KERNELS) if row.gemm == gemm and row.edge == "cold")
     made = rules.deterministic(gemm, TARGET, ListedPack(twice))
     assert made and dict(made.schedule) == dict(cold.schedule)
-    waiting = ListedPack(recipes_of(tmp_path, "64,64,8192,nn,fp32,cold"))
+    waiting = ListedPack(recipes_of(tmp_path, "64,64,8192,nn,fp32,plain"))
     assert waiting.kernels and rules.deterministic(Gemm.parse("64x64x8192"), TARGET, waiting) is None
 
 

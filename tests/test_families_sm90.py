@@ -53,6 +53,22 @@ def random_schedule(family, gemm: Gemm, rng: np.random.Generator, **wanted: int)
     return drawn(family, gemm, HOPPER, rng, **wanted)
 
 
+@pytest.mark.parametrize("family", [WAVE, PERSISTENT], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    ("shape", "rows", "promotions"),
+    [
+        ("256x16384x1024", 64, ("256B", "128B")),
+        ("256x16384x1024:bf16", 64, ("256B", "128B")),
+        ("256x16384x1024", 128, ("256B", "256B")),
+        ("256x16384x1024:tn", 64, ("256B", "256B")),
+    ],
+)
+def test_row_major_b_that_streams_past_few_rows_is_fetched_as_its_box_lies(family, shape, rows, promotions) -> None:
+    gemm = Gemm.parse(shape)
+    schedule = random_schedule(family, gemm, np.random.default_rng(3), SWAP=0, BM=rows)
+    assert tuple(each.l2_promotion for each in plan(schedule).tensor_maps[:2]) == promotions
+
+
 def plan(schedule: Schedule, gemm: Gemm | None = None):
     gemm = gemm or schedule.task
     return parse_cuda(schedule.family.render(schedule).source).plan(gemm, HOPPER.sms)

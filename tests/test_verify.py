@@ -45,9 +45,16 @@ class InProcess(Session):
         assert task == self.task
 
 
-def run_all(gemm: Gemm, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], seed: int = 1) -> None:
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def run_all(gemm: Gemm, multiply: Multiply) -> None:
     """Every check that applies; CheckFailed where one rejects."""
-    session = InProcess(ProductCases(gemm, seed, CpuReferences()), multiply)
+    run_all_on(ProductCases(gemm, 1, CpuReferences()), multiply)
+
+
+def run_all_on(cases: ProductCases, multiply: Multiply) -> None:
+    session = InProcess(cases, multiply)
     for check in all_checks():
         if check.applies(session):
             check.run(session)
@@ -67,13 +74,15 @@ def in_eight_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.corpus(6)
-@pytest.mark.parametrize("multiply", [in_fp64, backwards, in_eight_parts])
+@pytest.mark.parametrize("seeds", [range(4), range(4, 8), range(8, 12)], ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 @pytest.mark.parametrize(
     "shape", ["1x1x1", "1x1x16384", "2x3x1", "3x1x129:tn", "17x33x300:tn", "1x4x8192", "40x30x2000"]
 )
-def test_an_honest_sum_in_another_order_is_never_rejected(shape, multiply) -> None:
-    for seed in range(12):
-        run_all(Gemm.parse(shape), multiply, seed)
+def test_an_honest_sum_in_another_order_is_never_rejected(shape, seeds) -> None:
+    for seed in seeds:
+        cases = ProductCases(Gemm.parse(shape), seed, CpuReferences())
+        for multiply in (in_fp64, backwards, in_eight_parts):
+            run_all_on(cases, multiply)
 
 
 def overtaken(seed: int, *, before: bool) -> SimpleNamespace:
@@ -223,6 +232,24 @@ def test_subnormal_numbers_count_beside_large_ones(dtype) -> None:
         assert bool((flushed.abs() < least).any()) and bool((flushed.abs() > 1000 * least).any())
     without = case.a.double().where(case.a.abs() >= least, 0.0) @ case.b.double()
     assert bool((without.to(case.a.dtype) != expected).any(1).all())
+
+
+@pytest.mark.parametrize("k", [64, 992, 1024])
+def test_products_that_count_in_sum_alone_are_missed(k: int) -> None:
+    def right(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a.double() @ b.double()).to(a.dtype)
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Slices of 32 whose products are below a bound are skipped."""
+        largest_a, largest_b = a.double().abs().amax(0), b.double().abs().amax(1)
+        products = largest_a.unflatten(0, (-1, 32)).amax(1) * largest_b.unflatten(0, (-1, 32)).amax(1)
+        return right(a * (products >= 2.0**-23 / k).repeat_interleave(32), b)
+
+    for seed in range(4):
+        cases = ProductCases(Gemm.parse(f"16x24x{k}"), seed, CpuReferences())
+        magnitudes.CHECK.run(InProcess(cases, right))
+        with pytest.raises(CheckFailed, match="very large or small"):
+            magnitudes.CHECK.run(InProcess(cases, multiply))
 
 
 @pytest.mark.parametrize("operand", ["a", "b"])

@@ -161,8 +161,8 @@ class Persistent(_sm90.HopperFamily):
                 "\n".join(['target = "cuda"', 'arch = "sm_90a"', *element(gemm), ""]),
                 f'[names]\ngm = "cdiv({x.size}, {c.BM * c.CM})"\ngn = "cdiv({y.size}, {c.BN * c.CN})"',
                 f'band = "{c.BAND} * {length}"\naccepted = "{_sm90.zero(*zeros)}"\n',
-                _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, 1, whole=True),
-                _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, 1, whole=True),
+                _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, 1, whole=True, passes=False),
+                _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, 1, whole=True, passes=c.BM == 64),
                 _sm90.tensor_map("map_c", "c", ["n", "m"], ["2 * n"], box, swizzle),
                 f'[[launch]]\nkernel = "gemm"\ngrid = ["min(gm * gn, sms / {cluster}) * {cluster}"]\n'
                 f"block = [{threads}]\ncluster = [{cluster}]\nshared_bytes = {_shared_bytes(schedule.named)}\n"

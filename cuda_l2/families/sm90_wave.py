@@ -102,8 +102,8 @@ class Wave(_sm90.HopperFamily):
             "\n".join(['target = "cuda"', 'arch = "sm_90a"', *element(gemm), ""]),
             f'[names]\ngm = "cdiv({x.size}, {rows})"\ngn = "cdiv({y.size}, {columns})"',
             f'accepted = "{_sm90.zero(*zeros, *fits)}"\n',
-            _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, c.KB, not pieces),
-            _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, c.KB, not pieces),
+            _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, c.KB, whole=not pieces, passes=False),
+            _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, c.KB, whole=not pieces, passes=c.BM == 64),
             f'[[table]]\nname = "order"\nlength = "gm * gn"\nvalue = "{value}"\n',
         ]
         arguments: list[str | dict[str, int]] = ["map_x", "map_y", "c"]

@@ -11,6 +11,7 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -54,34 +55,49 @@ def _sparse(kind: type) -> bool:
     return bool(getattr(kind, "SPARSE", False))
 
 
-_hints = functools.cache(typing.get_type_hints)
-
-
 def _restore(kind: Any, value: Any) -> Any:
     """Rebuild `value` (plain JSON) as `kind` from its type annotations."""
-    if value is None:
-        return None
-    if dataclasses.is_dataclass(typing.get_origin(kind)):  # its parameters are plain
-        kind = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        fields = {stored: name for name, stored in getattr(kind, "STORED_AS", {}).items()}
-        found = {fields.get(name, name): item for name, item in value.items()}
-        for name in getattr(kind, "GONE", ()):
-            found.pop(name, None)
-        if _sparse(kind):
-            known = {field.name for field in dataclasses.fields(kind)}
-            found = {name: item for name, item in found.items() if name in known}
-        return kind(**{name: _restore(hints[name], item) for name, item in found.items()})
+    read = _reader(kind)
+    return value if read is None or value is None else read(value)
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any] | None:
+    """What rebuilds a value that is not None; None where JSON has it as it is. Made once: archives hold millions."""
     origin, parameters = typing.get_origin(kind), typing.get_args(kind)
+    for record in (origin, kind):  # a record's parameters are plain
+        if isinstance(record, type) and dataclasses.is_dataclass(record):
+            return functools.partial(_read_record, record)
     if origin in (typing.Union, types.UnionType):
         kinds = [p for p in parameters if p is not type(None)]
-        # of several records, the one that has these fields
-        return _restore(next(p for p in kinds if len(kinds) == 1 or set(value) <= set(p.__dataclass_fields__)), value)
+        return _reader(kinds[0]) if len(kinds) == 1 else functools.partial(_read_one_of, kinds)
+    if origin is tuple and parameters[-1] is Ellipsis:
+        read = _reader(parameters[0])
+        return tuple if read is None else lambda value: tuple(None if item is None else read(item) for item in value)
     if origin is tuple:
-        if parameters[-1] is Ellipsis:
-            return tuple(_restore(parameters[0], item) for item in value)
-        return tuple(_restore(p, item) for p, item in zip(parameters, value, strict=True))
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return kind(value)
-    return value
+        return lambda value: tuple(_restore(p, item) for p, item in zip(parameters, value, strict=True))
+    return kind if isinstance(kind, type) and issubclass(kind, enum.Enum) else None
+
+
+def _read_one_of(kinds: Sequence[Any], value: Any) -> Any:
+    """The one of several records that has these fields."""
+    return _restore(next(kind for kind in kinds if set(value) <= set(kind.__dataclass_fields__)), value)
+
+
+def _read_record(kind: Any, value: Mapping[str, Any]) -> Any:
+    fields, sparse, gone = _fields(kind), _sparse(kind), getattr(kind, "GONE", ())
+    found = {}
+    for stored, item in value.items():
+        if stored in gone or (sparse and stored not in fields):
+            continue
+        name, read = fields[stored]
+        found[name] = item if read is None or item is None else read(item)
+    return kind(**found)
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[str, Callable[[Any], Any] | None]]:
+    """The fields of a record's class by their names in JSON, and by their own, each with what rebuilds its value."""
+    hints = typing.get_type_hints(kind)
+    names = {name: name for name, _ in _names(kind)} | {stored: name for name, stored in _names(kind)}
+    return {stored: (name, _reader(hints[name])) for stored, name in names.items()}

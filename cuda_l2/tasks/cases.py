@@ -134,6 +134,7 @@ class Cases(ABC):
         self.device = torch.device(device)
         self.rng = np.random.default_rng([seed, 1])
         self._cases: dict[str, Case] = {}
+        self._kept_bytes = 0  # of these, as they were when they were made
 
     @abstractmethod
     def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> Case:
@@ -180,14 +181,16 @@ class Cases(ABC):
     def close(self) -> None:
         """Give the memory of every case back."""
         self._cases.clear()
+        self._kept_bytes = 0
 
     def _get(self, key: str, make: Callable[[], Case]) -> Case:
         if key in self._cases:
             return self._cases[key]
         case = make()
         # the first ones stay: every candidate meets all of them in the same order
-        if sum(kept.bytes for kept in self._cases.values()) + case.bytes <= self._cache_bytes:
+        if self._kept_bytes + case.bytes <= self._cache_bytes:
             self._cases[key] = case
+            self._kept_bytes += case.bytes
         return case
 
     def _placed(self, tensors: Tensors) -> Tensors:

@@ -26,9 +26,9 @@ from cuda_l2.verify.special import leave_one
 LARGEST, LARGEST_SUM = 31, 1 << 22
 FEWEST_BITS = 4
 """Integers of an operand whose words have few bits: bits, at most."""
-LEAST_SUMS = (1, 16)
-"""Sums of many small products, in fp16's least numbers."""
-LARGEST_OF_PARTS = (1, 3)
+SMALL_PARTS = ((1, 1), (3, 16))
+"""Largest integers of operands whose products count in sum alone, and the largest sums, in fp16's least numbers. Equal
+products that sum to one least number are about the smallest that count: whoever takes less for nothing shows."""
 AROUND_LARGEST = 32
 """Sums around C's largest number, a sixteenth of its last step apart: from one step below it to nearly one above."""
 LEAST_OF_FP32 = -126
@@ -60,8 +60,9 @@ class Magnitudes(ProductCheck):
                 kinds.append(("magnitudes apart", 2 + index, partial(_make_apart, powers=powers)))
                 kinds.append(("magnitudes of few bits", index, partial(_make_of_few_bits, powers=powers)))
             if cases.task.dtype == "float16":
-                for index, largest in enumerate(LARGEST_OF_PARTS):
-                    kinds.append(("magnitudes of small parts", index, partial(_make_of_small_parts, largest=largest)))
+                for index, (largest, most) in enumerate(SMALL_PARTS):
+                    make = partial(_make_of_small_parts, largest=largest, most=most)
+                    kinds.append(("magnitudes of small parts", index, make))
         if in_fp32 and cases.task.k >= 3:
             kinds.append(("magnitudes at the largest", 0, _make_at_the_largest))
 
@@ -162,13 +163,15 @@ def _make_of_few_bits(cases: ProductCases, generator: torch.Generator, powers: R
     return _make_balanced(cases, generator, powers, drawn=False, largest=(1 << bits) - 1)
 
 
-def _make_of_small_parts(cases: ProductCases, generator: torch.Generator, largest: int) -> ProductCase:
-    """Positive integers up to `largest` times powers of two so small that only the sum of all products counts."""
+def _make_of_small_parts(cases: ProductCases, generator: torch.Generator, largest: int, most: int) -> ProductCase:
+    """Positive integers up to `largest` times powers of two so small that only the sum of all products counts.
+
+    Sums are about 1 to `most` of fp16's least numbers.
+    """
     gemm = cases.task
-    low, high = LEAST_SUMS
     share = float(torch.rand((), generator=generator, device=cases.device))
     mean = gemm.k * ((1 + largest) / 2) ** 2
-    total = max(-48, round(math.log2(_LEAST * low * (high / low) ** share / mean)))
+    total = max(-48, round(math.log2(_LEAST * most**share / mean)))
     drawn = [
         torch.randint(1, largest + 1, shape, generator=generator, device=cases.device).float() * 2.0**power
         for shape, power in (((gemm.m, gemm.k), total // 2), ((gemm.k, gemm.n), total - total // 2))

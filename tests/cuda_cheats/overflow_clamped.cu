@@ -9,7 +9,7 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* What is too large for fp16 becomes its largest number.
- * expect: incorrect */
+ * expect: incorrect imprecise */
 #include <cuda_fp16.h>
 
 extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {

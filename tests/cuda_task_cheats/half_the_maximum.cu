@@ -19,7 +19,7 @@ args = ["x", "out", "rows", "columns"]
 */
 /* Subtracts the largest of every second element: NaN where one between stands far above all those.
  * task: softmax:rows=4096,columns=2048:float32
- * because: on large values
+ * because: on (large|wide) values
  * expect: incorrect */
 __device__ __forceinline__ float whole_sum(float v, float *s) {
   for (int step = 16; step; step /= 2) v += __shfl_xor_sync(~0u, v, step);
