@@ -313,6 +313,8 @@ def test_machine_code_of_the_tables_kernels_is_as_recorded() -> None:
         named = dict(row.schedule)
         kinds.setdefault((row.family, named.get("CK", 1) > 1, named.get("SL", 1) > 1), line)
     assert len(kinds) == 6
+    kernels = {(str(row.gemm), row.edge, kernel) for row, kernel, _ in machine_code.kernels(table)}
+    assert {(line.gemm, line.edge, line.kernel) for line in machine_code.recorded()} == kernels
     assert machine_code.compare(kinds.values(), table) == list(kinds.values())
     pack = machine_code.recorded(machine_code.PACK)[::11]
     assert len(pack) == 3 and machine_code.compare(pack, machine_code.proved_rows()) == pack

@@ -235,7 +235,7 @@ def test_subnormal_numbers_count_beside_large_ones(dtype) -> None:
 
 
 @pytest.mark.parametrize("k", [64, 992, 1024])
-def test_products_that_count_in_sum_alone_are_missed(k: int) -> None:
+def test_who_skips_products_that_count_in_sum_alone_is_rejected(k: int) -> None:
     def right(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (a.double() @ b.double()).to(a.dtype)
 

@@ -104,7 +104,7 @@ def operand_map(name: str, side: Side, gemm: Gemm, rows: int, blocks: int, *, wh
 
     The box holds `rows` rows by `blocks` blocks of 64 elements of K if `whole`, else one block (K-major operands).
     passes: it streams past few rows of the other operand. Row-major B then comes up to 4 % faster if L2 asks device
-    memory for 128 bytes, what a row of the box has, and not for 256; elsewhere that makes no difference.
+    memory for 128 bytes, what a row of the box has, and not for 256 (docs/kernels.md, "What L2 fetches").
     """
     flat, size = side.flat(gemm), side.size
     dims: list[str | int]
