@@ -22,6 +22,7 @@ from cuda_l2.build import cubin, cuda_compiler, cuda_rules
 from cuda_l2.build import cuda as cuda_build
 from cuda_l2.build.cuda import build_all
 from cuda_l2.contract import kernel_id
+from cuda_l2.machine.cuda import toolkit
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate
 from cuda_l2.system import paths, process_tree, sandbox
@@ -530,6 +531,28 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="nvdisasm was not found: pip install"):
         cuda_compiler.toolchain.__wrapped__()
+
+
+def test_a_program_is_looked_for_again_where_a_busy_machine_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def slow(name: str) -> str:
+        asked.append(name)
+        if len(asked) < toolkit.TRIES:
+            raise ChildProcessError("timed out after 10 seconds")
+        return f"/found/{name}"
+
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_binary_utility", slow)
+    assert toolkit.program("nvcc") == Path("/found/nvcc") and asked == ["nvcc"] * toolkit.TRIES
+
+
+def test_a_machine_that_never_answers_where_headers_are_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(name: str) -> str:
+        raise ChildProcessError("timed out after 10 seconds")
+
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", never)
+    with pytest.raises(UserError, match=r"cudart .* when less is running .*10 seconds"):
+        toolkit.headers("cudart")
 
 
 def test_an_unwritable_cache_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

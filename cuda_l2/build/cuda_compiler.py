@@ -30,6 +30,7 @@ from typing import Any
 
 from cuda_l2.build import compile_server
 from cuda_l2.build.compile_server import CUBIN, LOG, PTX, SOURCE
+from cuda_l2.machine.cuda import toolkit
 from cuda_l2.records import BuildStatus
 from cuda_l2.system import paths, sandbox, scratch
 from cuda_l2.system.errors import UserError
@@ -118,19 +119,15 @@ def _toolkit_headers() -> list[Path]:
 
 
 def _headers(library: str) -> Path:
-    from cuda.pathfinder import find_nvidia_header_directory  # noqa: PLC0415 - not on machines without CUDA
-
-    found = find_nvidia_header_directory(library)
+    found = toolkit.headers(library)
     if not found:
         raise UserError(f"the CUDA headers ({library}) were not found: {INSTALL}")
-    return Path(found)
+    return found
 
 
 def _utility(name: str) -> Path | None:
-    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415
-
-    found = find_nvidia_binary_utility(name) or shutil.which(name)
-    return Path(found).resolve() if found else None
+    found = toolkit.program(name)
+    return found.resolve() if found else None
 
 
 def compile_source(source: str, arch: str, tools: Toolchain, *, with_cutlass: bool) -> Compiled:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda import alone as cuda_alone
+from cuda_l2.machine.cuda import toolkit
 from cuda_l2.records import Task
 from cuda_l2.system import scratch
 from cuda_l2.system.errors import UserError
@@ -133,12 +134,10 @@ def collect(cubin: Path, plan: Plan, task: Task, given: str = "") -> dict[str, f
 
 def find() -> Path:
     """Nsight Compute's program, or a UserError that says how to get it."""
-    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415 - not on machines without CUDA
-
-    found = find_nvidia_binary_utility("ncu") or shutil.which("ncu")
+    found = toolkit.program("ncu")
     if not found:
         raise UserError("profiling needs Nsight Compute, which was not found: install it, or put ncu on the PATH")
-    return Path(found)
+    return found
 
 
 def _options(plan: Plan, wanted: Sequence[str]) -> list[str]:

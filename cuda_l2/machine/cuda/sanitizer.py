@@ -8,7 +8,6 @@ scratch workspaces are left to it as the driver gives them.
 import enum
 import functools
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine._base import Fault
 from cuda_l2.machine.cuda import alone as cuda_alone
+from cuda_l2.machine.cuda import toolkit
 from cuda_l2.machine.cuda.alone import Ended, Job
 from cuda_l2.records import Task, VerdictStatus
 from cuda_l2.system import scratch
@@ -50,15 +50,13 @@ class Tool(enum.StrEnum):
 
 def find() -> Path:
     """The program, or a UserError that says how to get it."""
-    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415 - not on machines without CUDA
-
-    found = find_nvidia_binary_utility("compute-sanitizer") or shutil.which("compute-sanitizer")
+    found = toolkit.program("compute-sanitizer")
     if not found:
         raise UserError(
             "full verification needs compute-sanitizer, which was not found: install the CUDA toolkit,"
             " or pip install nvidia-cuda-sanitizer-api"
         )
-    return Path(found)
+    return found
 
 
 @functools.cache

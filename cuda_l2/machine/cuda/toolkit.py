@@ -1,0 +1,36 @@
+"""Programs and headers of the CUDA toolkit: in packages, in a folder of the toolkit, or on the PATH."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from cuda_l2.system.errors import UserError
+
+TRIES = 3
+"""How often cuda-pathfinder is asked: it may ask a process of its own, which on a busy machine does not answer in the
+ten seconds that it has."""
+
+
+def program(name: str) -> Path | None:
+    """A program, as in nvdisasm; None where it is not installed. UserError where the machine is too busy to tell."""
+    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415 - not on machines without CUDA
+
+    found = _asked(find_nvidia_binary_utility, name) or shutil.which(name)
+    return Path(found) if found else None
+
+
+def headers(library: str) -> Path | None:
+    """The folder of a library's headers, as of cudart; None and UserError as above."""
+    from cuda.pathfinder import find_nvidia_header_directory  # noqa: PLC0415
+
+    found = _asked(find_nvidia_header_directory, library)
+    return Path(found) if found else None
+
+
+def _asked(find: Callable[[str], str | None], name: str) -> str | None:
+    for _ in range(TRIES):
+        try:
+            return find(name)
+        except ChildProcessError as error:
+            last = error
+    raise UserError(f"where CUDA's {name} is was not answered in time: try again when less is running ({last})")
