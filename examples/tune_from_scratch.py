@@ -1,0 +1,355 @@
+"""Tunes many shapes from nothing in minutes: the shipped policy says which few kernels to build and which few to time.
+
+    python examples/tune_from_scratch.py --out FOLDER
+    python examples/tune_from_scratch.py --grid 64x4096x4096,128x4096x4096 --beside TABLE --out FOLDER
+
+Round 1: for each shape and layout the policy ranks candidate schedules, most likely first (beyond M N K of 2^32 the
+families' models do). A few hundred kernels are built that hold many of the early guesses of many shapes, and the first
+of a shape's guesses that are among them are timed. Round 2: the same with other candidates too, changed copies of a
+shape's best and the best of shapes alike; what was measured of a shape corrects the policy there. Plain launches, fp32
+sums, both layouts. Writes schedules.csv, a dispatch table, and times.csv. --beside then times the winners, in one run,
+beside what a table names for the shape. Needs a Hopper GPU. docs/learning.md has what it gave.
+"""
+
+import argparse
+import csv
+import heapq
+import itertools
+import math
+import multiprocessing
+import pickle
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cuda_l2 import contract
+from cuda_l2.build.build_server import BuildServers
+from cuda_l2.families._base import Choice, Schedule
+from cuda_l2.library.table import PLAIN, Named, Row, family_of, joined, read_table, schedule_text, write_table
+from cuda_l2.machine.cuda import target as cuda
+from cuda_l2.machine.cuda.driver import bus_id
+from cuda_l2.machine.cuda.target import CudaTarget
+from cuda_l2.measure.quick import Item, QuickTimer
+from cuda_l2.propose._base import FamilySpace, UnionSpace, Values, mutated
+from cuda_l2.propose._network import Question, ScheduleNetwork
+from cuda_l2.propose._weights import LARGEST, shipped
+from cuda_l2.records import Accumulate, BuildStatus, Candidate, Gemm, Layout
+from cuda_l2.runs.grid import read_grid, shuffled
+from cuda_l2.runs.shortlist import distance
+from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.system.lock import machine_lock
+
+Space = FamilySpace | UnionSpace
+RANKED, DRAWN = (256, 96), (64, 32)
+"""Candidates of a shape in either round: by the families' models, and random ones."""
+PARENTS, CHILDREN, ALIKE = 3, 70, 24
+"""In round 2 also changed copies of a shape's best, and the two best of the shapes most like it."""
+VIEW = 64
+"""Guesses of a shape and layout that count when kernels are chosen."""
+LATER, ENOUGH = 0.94, 0.55
+"""What a guess is worth over the one before it, and a shape's next kernel over the one it has."""
+NEAR, PRIOR = 1.5, 0.3
+"""Choices apart by which a measured schedule tells e times less of another, and the weight of what all of them tell."""
+UNSURE = 1.02
+"""What was not timed twice counts as so much slower: the fastest of many single timings is too fast by chance."""
+FINALISTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A schedule of one shape, launched plainly, and the kernel that it compiles to."""
+
+    family: str
+    schedule: Named
+    kernel: str
+
+
+Times = dict[Guess, float]
+"""Microseconds."""
+
+
+class Guesser:
+    """Ranks schedules of a shape. target: the machine; times: what round 1 measured."""
+
+    def __init__(self, target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
+        torch.set_num_threads(1)
+        weights = shipped()
+        if not weights:
+            raise UserError("the package has no policy's weights")
+        self._weights, self._target, self._times = weights, target, times
+        self._best = {gemm: sorted(own, key=own.__getitem__)[:2] for gemm, own in times.items()}
+        self._rng = np.random.default_rng(0)
+        self._networks: dict[tuple[Choice, ...], ScheduleNetwork] = {}
+
+    def guesses(self, gemm: Gemm) -> list[Guess]:
+        """The most likely first, without what was measured."""
+        space, measured = self._weights.space(gemm, self._target), self._times.get(gemm, {})
+        later = bool(self._times)
+        whole: dict[tuple[str, Named], Values] = {}
+        for guess in measured:
+            whole[guess.family, guess.schedule] = _whole(space, guess.schedule, guess.family)
+        if later:
+            others = (other for other in self._best if other.layout is gemm.layout and other != gemm)
+            alike = sorted(others, key=lambda other: distance(other, gemm))[:ALIKE]
+            for guess in itertools.chain.from_iterable(self._best[other] for other in alike):
+                if self._valid(guess, gemm):
+                    whole.setdefault((guess.family, guess.schedule), _whole(space, guess.schedule, guess.family))
+        new = [*space.ranked(RANKED[later]), *space.some(DRAWN[later], self._rng)]
+        for guess in sorted(measured, key=measured.__getitem__)[:PARENTS]:
+            parent = whole[guess.family, guess.schedule]
+            children = [mutated(space, parent, self._rng) for _ in range(CHILDREN)]
+            new += [mutated(space, child, self._rng) if i % 2 else child for i, child in enumerate(children)]
+        for values in new:
+            if plain := self._plain(space, values):
+                whole.setdefault(plain, values)
+        slow = self._slowness(space, list(whole.values()), list(measured.values()))
+        open_ = [(float(score), named) for score, named in zip(slow, whole, strict=True)][len(measured) :]
+        first = [named for _, named in sorted(open_)[:VIEW]]
+        return [Guess(*named, self._kernel(gemm, *named)) for named in first]
+
+    def _slowness(
+        self, space: Space, schedules: Sequence[Values], measured_us: Sequence[float]
+    ) -> NDArray[np.floating]:
+        """By the policy a logarithm of each schedule's time, corrected by the first ones, which were measured."""
+        network = self._network(space)
+        inputs = network.encoder(space, schedules)
+        gemm = space.task
+        if isinstance(gemm, Gemm) and gemm.m * gemm.n * gemm.k <= LARGEST:
+            with torch.no_grad():
+                _, fast = network([Question(inputs, torch.ones(len(schedules), dtype=torch.bool))])
+            slow: NDArray[np.float32] = -fast[0].numpy()
+        else:
+            slow = inputs[:, 0].numpy()
+        if not measured_us:
+            return slow
+        values = np.array(schedules)
+        off = np.log(measured_us) - slow[: len(measured_us)]
+        off -= off.min()
+        apart = (values[:, None] != values[None, : len(measured_us)]).sum(2)
+        weight = np.exp(-apart / NEAR)
+        told: NDArray[np.floating] = (weight @ off + PRIOR * np.median(off)) / (weight.sum(1) + PRIOR)
+        return slow + told
+
+    def _network(self, space: Space) -> ScheduleNetwork:
+        if space.choices not in self._networks:
+            network = ScheduleNetwork(space.choices)
+            network.load_state_dict(self._weights.state)
+            self._networks[space.choices] = network
+        return self._networks[space.choices]
+
+    def _plain(self, space: Space, values: Values) -> tuple[str, Named] | None:
+        """A schedule as it is launched plainly."""
+        family, own = space.split(values)
+        named = {**family.named(own)}
+        named |= {name: 0 for name in ("EDGE", "PDL") if name in named}
+        try:
+            schedule = Schedule(family, space.task, self._target, family.values(named))
+        except ValueError:
+            return None
+        return family.name, tuple(schedule.named.items())
+
+    def _valid(self, guess: Guess, gemm: Gemm) -> bool:
+        try:
+            _schedule(guess.family, guess.schedule, gemm, self._target)
+        except ValueError:
+            return False
+        return True
+
+    def _kernel(self, gemm: Gemm, family: str, schedule: Named) -> str:
+        made = _schedule(family, schedule, gemm, self._target)
+        return contract.kernel_id(made.family.render(made, "policy").source)
+
+
+def _schedule(family: str, schedule: Named, gemm: Gemm, target: CudaTarget) -> Schedule:
+    return Schedule(family_of(family), gemm, target, tuple(value for _, value in schedule))
+
+
+def _whole(space: Space, schedule: Named, family: str) -> Values:
+    return space.whole(family, tuple(value for _, value in schedule))
+
+
+def choose(
+    guesses: Mapping[Gemm, Sequence[Guess]], most: int, held: Collection[str] = ()
+) -> dict[str, tuple[Gemm, Guess]]:
+    """Few kernels that hold many early guesses of many shapes, greedily, each with a guess that it serves.
+
+    held: kernels that are there already.
+    """
+    users: defaultdict[str, list[tuple[Gemm, float, Guess]]] = defaultdict(list)
+    for gemm, own in guesses.items():
+        kernels = {guess.kernel: guess for guess in reversed(own)}
+        for rank, kernel in enumerate(dict.fromkeys(guess.kernel for guess in own)):
+            users[kernel].append((gemm, LATER**rank, kernels[kernel]))
+    has: Counter[Gemm] = Counter()
+    for kernel in held:
+        has.update(gemm for gemm, _, _ in users.get(kernel, ()))
+
+    def worth(kernel: str) -> float:
+        return sum(value * ENOUGH ** has[gemm] for gemm, value, _ in users[kernel])
+
+    heap = [(-worth(kernel), kernel) for kernel in users if kernel not in held]
+    heapq.heapify(heap)
+    chosen: dict[str, tuple[Gemm, Guess]] = {}
+    while heap and len(chosen) < most:
+        _, kernel = heapq.heappop(heap)
+        now = -worth(kernel)  # no more than when it was pushed
+        if heap and now > heap[0][0]:
+            heapq.heappush(heap, (now, kernel))
+            continue
+        gemm, _, guess = users[kernel][0]
+        chosen[kernel] = gemm, guess
+        has.update(gemm for gemm, _, _ in users[kernel])
+    return chosen
+
+
+_GUESSER: list[Guesser] = []
+"""State of a process that guesses."""
+
+
+def _prepare(target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
+    _GUESSER[:] = [Guesser(target, times)]
+
+
+def _guesses(gemm: Gemm) -> list[Guess]:
+    return _GUESSER[0].guesses(gemm)
+
+
+class Tuning:
+    """Shapes on one machine: guesses, kernels built, times."""
+
+    def __init__(self, gemms: Sequence[Gemm], target: CudaTarget) -> None:
+        self.gemms, self.target = gemms, target
+        self.times: dict[Gemm, Times] = {}
+        self._built: dict[str, str] = {}  # cubins by kernel
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def round(self, kernels: int, tries: int) -> None:
+        """Guess, build and time once."""
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.target.cores, context, _prepare, (self.target, self.times)) as pool:
+            guesses = dict(zip(self.gemms, pool.map(_guesses, self.gemms, chunksize=4), strict=True))
+        chosen = choose(guesses, kernels, self._built)
+        self.say(f"guessed; {len(chosen)} kernels to build")
+        self._compile({kernel: self._row(*found).candidate(self.target) for kernel, found in chosen.items()})
+        tried = {gemm: [guess for guess in own if guess.kernel in self._built][:tries] for gemm, own in guesses.items()}
+        self.say(f"built; {sum(map(len, tried.values()))} launches to time")
+        for gemm, times in self._timed(tried).items():
+            self.times.setdefault(gemm, {}).update(times)
+        self.say("timed")
+
+    def table(self) -> list[Row]:
+        """The fastest of each shape and layout."""
+        best = {gemm: min(times.items(), key=lambda item: item[1]) for gemm, times in self.times.items() if times}
+        return joined((), [self._row(gemm, guess, us) for gemm, (guess, us) in best.items()])
+
+    def beside(self, rows: Iterable[Row]) -> list[tuple[Gemm, float, float]]:
+        """Of each shape the microseconds of its winner and of the fastest of a table's rows for it, from one run."""
+        ours, both = {row.gemm: row for row in self.table()}, {}
+        candidates: dict[str, Candidate] = {}
+        for row in rows:
+            if row.edge == PLAIN and row.gemm in ours:
+                pair = [self._guess(ours[row.gemm]), self._guess(row)]
+                both[row.gemm] = pair
+                candidates[pair[1].kernel] = row.candidate(self.target)
+        self._compile({kernel: candidate for kernel, candidate in candidates.items() if kernel not in self._built})
+        both = {gemm: pair for gemm, pair in both.items() if pair[1].kernel in self._built}
+        times = self._timed(both, everything=True)
+        found: defaultdict[Gemm, list[tuple[float, float]]] = defaultdict(list)
+        for gemm, (mine, other) in both.items():
+            if {mine, other} <= set(times.get(gemm, ())):
+                found[gemm.any_layout].append((times[gemm][mine], times[gemm][other]))
+        best = {gemm: [min(us) for us in zip(*pairs, strict=True)] for gemm, pairs in found.items()}
+        return [(gemm, mine, other) for gemm, (mine, other) in best.items()]
+
+    def _guess(self, row: Row) -> Guess:
+        return Guess(row.family, row.schedule, contract.kernel_id(row.candidate(self.target).source))
+
+    def _row(self, gemm: Gemm, guess: Guess, us: float = math.nan) -> Row:
+        return Row(gemm, PLAIN, guess.family, guess.schedule, us)
+
+    def _compile(self, candidates: Mapping[str, Candidate]) -> None:
+        servers = BuildServers(self.target)
+        try:
+            builds = servers.build(list(candidates.values()))
+            for kernel, build in zip(candidates, builds, strict=True):
+                if build.status is BuildStatus.BUILT:
+                    self._built[kernel] = build.artifact
+        finally:
+            servers.close()
+
+    def _timed(self, tried: Mapping[Gemm, Sequence[Guess]], *, everything: bool = False) -> dict[Gemm, Times]:
+        """everything: all are timed in the second pass."""
+        sizes: defaultdict[Gemm, list[tuple[Gemm, Guess]]] = defaultdict(list)
+        for gemm, guesses in tried.items():
+            sizes[gemm.any_layout] += [(gemm, guess) for guess in guesses]
+        found: dict[Gemm, Times] = {}
+        with machine_lock(bus_id()), QuickTimer(0, FINALISTS) as timer:
+            for size in shuffled(list(sizes), 0):
+                items = []
+                for gemm, guess in sizes[size]:
+                    source = self._row(gemm, guess).candidate(self.target).source
+                    plan = pickle.dumps(contract.parse_cuda(source).plan(gemm, self.target.sms))
+                    items.append(
+                        Item(gemm.layout, self._built[guess.kernel], plan, dependent=False, finalist=everything)
+                    )
+                for (gemm, guess), sample in zip(sizes[size], timer.time(size, items), strict=True):
+                    us = sample.final[0] if math.isfinite(sample.final[0]) else sample.first[0] * UNSURE
+                    if math.isfinite(us):
+                        found.setdefault(gemm, {})[guess] = us
+        return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--grid", default="paper", help="paper (its 1,000 shapes), a file of shapes, or shapes")
+    parser.add_argument("--rounds", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--kernels", type=int, default=300, help="kernels that a round builds at most")
+    parser.add_argument("--tries", type=int, default=8, help="launches of a shape and layout that a round times")
+    parser.add_argument("--beside", type=Path, help="a table whose choices are timed beside the winners")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    try:
+        theirs = read_table(options.beside) if options.beside else ()
+        options.out.mkdir(parents=True, exist_ok=True)
+        tuning = Tuning(read_grid(options.grid, tuple(Layout), Accumulate.FP32), cuda.detect())
+        for _ in range(options.rounds):
+            tuning.round(options.kernels, options.tries)
+            write_table(options.out / "schedules.csv", tuning.table())
+            with (options.out / "times.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(("m", "n", "k", "layout", "family", "schedule", "us"))
+                for gemm, times in tuning.times.items():
+                    for guess, us in times.items():
+                        shape = (gemm.m, gemm.n, gemm.k, gemm.layout.value)
+                        writer.writerow((*shape, guess.family, schedule_text(guess.schedule), f"{us:.4f}"))
+        if theirs:
+            pairs = tuning.beside(theirs)
+            with (options.out / "beside.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(("m", "n", "k", "us", "table_us"))
+                writer.writerows((gemm.m, gemm.n, gemm.k, *us) for gemm, *us in pairs)
+            shares = [other / mine for _, mine, other in pairs]
+            print(
+                f"{len(shares)} shapes: {sum(shares) / len(shares):.4f} of the table's speed, least {min(shares):.3f}"
+            )
+    except KeyboardInterrupt:
+        return 130
+    except (UserError, MachineError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
