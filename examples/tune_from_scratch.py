@@ -335,6 +335,8 @@ def main() -> int:
                         writer.writerow((*shape, guess.family, schedule_text(guess.schedule), f"{us:.4f}"))
         if theirs:
             pairs = tuning.beside(theirs)
+            if not pairs:
+                raise UserError(f"{options.beside} names a plain launch for none of these shapes")
             with (options.out / "beside.csv").open("w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(("m", "n", "k", "us", "table_us"))
