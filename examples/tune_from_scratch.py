@@ -53,14 +53,16 @@ RANKED, DRAWN = (256, 96), (64, 32)
 PARENTS, CHILDREN, ALIKE = 3, 70, 24
 """In round 2 also changed copies of a shape's best, and the two best of the shapes most like it."""
 VIEW = 64
-"""Guesses of a shape and layout that count when kernels are chosen."""
+"""Length of a list of guesses: of one shape and layout."""
 LATER, ENOUGH = 0.94, 0.55
-"""What a guess is worth over the one before it, and a shape's next kernel over the one it has."""
+"""Guess r of a list adds LATER^r ENOUGH^h to the worth of its kernel, where h of its kernels are chosen already."""
 NEAR, PRIOR = 1.5, 0.3
-"""Choices apart by which a measured schedule tells e times less of another, and the weight of what all of them tell."""
+"""A measured schedule that differs in d choices corrects another with the weight exp(-d / NEAR); the median of all
+corrections has the weight PRIOR."""
 UNSURE = 1.02
-"""What was not timed twice counts as so much slower: the fastest of many single timings is too fast by chance."""
+"""The time of a launch that was no finalist is multiplied by this: the least of many such times is low by chance."""
 FINALISTS = 5
+"""Launches of a shape that the timer's second pass repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +84,16 @@ class Guesser:
     def __init__(self, target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
         torch.set_num_threads(1)
         weights = shipped()
-        if not weights:
-            raise UserError("the package has no policy's weights")
+        assert weights  # main has looked
         self._weights, self._target, self._times = weights, target, times
         self._best = {gemm: sorted(own, key=own.__getitem__)[:2] for gemm, own in times.items()}
-        self._rng = np.random.default_rng(0)
         self._networks: dict[tuple[Choice, ...], ScheduleNetwork] = {}
 
     def guesses(self, gemm: Gemm) -> list[Guess]:
         """The most likely first, without what was measured."""
         space, measured = self._weights.space(gemm, self._target), self._times.get(gemm, {})
         later = bool(self._times)
+        rng = np.random.default_rng((gemm.m, gemm.n, gemm.k, gemm.layout is Layout.TN, later))
         whole: dict[tuple[str, Named], Values] = {}
         for guess in measured:
             whole[guess.family, guess.schedule] = _whole(space, guess.schedule, guess.family)
@@ -102,14 +103,14 @@ class Guesser:
             for guess in itertools.chain.from_iterable(self._best[other] for other in alike):
                 if self._valid(guess, gemm):
                     whole.setdefault((guess.family, guess.schedule), _whole(space, guess.schedule, guess.family))
-        new = [*space.ranked(RANKED[later]), *space.some(DRAWN[later], self._rng)]
+        new = [*space.ranked(RANKED[later]), *space.some(DRAWN[later], rng)]
         for guess in sorted(measured, key=measured.__getitem__)[:PARENTS]:
             parent = whole[guess.family, guess.schedule]
-            children = [mutated(space, parent, self._rng) for _ in range(CHILDREN)]
-            new += [mutated(space, child, self._rng) if i % 2 else child for i, child in enumerate(children)]
+            children = [mutated(space, parent, rng) for _ in range(CHILDREN)]
+            new += [mutated(space, child, rng) if i % 2 else child for i, child in enumerate(children)]
         for values in new:
             if plain := self._plain(space, values):
-                whole.setdefault(plain, values)
+                whole.setdefault(plain, _whole(space, plain[1], plain[0]))
         slow = self._slowness(space, list(whole.values()), list(measured.values()))
         open_ = [(float(score), named) for score, named in zip(slow, whole, strict=True)][len(measured) :]
         first = [named for _, named in sorted(open_)[:VIEW]]
@@ -118,7 +119,8 @@ class Guesser:
     def _slowness(
         self, space: Space, schedules: Sequence[Values], measured_us: Sequence[float]
     ) -> NDArray[np.floating]:
-        """By the policy a logarithm of each schedule's time, corrected by the first ones, which were measured."""
+        """The logarithm of each schedule's time, less a constant, by the policy or, beyond LARGEST, by the families'
+        models; corrected by the first ones, which were measured."""
         network = self._network(space)
         inputs = network.encoder(space, schedules)
         gemm = space.task
@@ -229,6 +231,8 @@ class Tuning:
         self.gemms, self.target = gemms, target
         self.times: dict[Gemm, Times] = {}
         self._built: dict[str, str] = {}  # cubins by kernel
+        self._refused: set[str] = set()  # kernels that do not build
+        self._failed: set[tuple[Gemm, Guess]] = set()
         self._began = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -239,6 +243,9 @@ class Tuning:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.target.cores, context, _prepare, (self.target, self.times)) as pool:
             guesses = dict(zip(self.gemms, pool.map(_guesses, self.gemms, chunksize=4), strict=True))
+        for gemm, own in guesses.items():
+            left = [guess for guess in own if guess.kernel not in self._refused and (gemm, guess) not in self._failed]
+            guesses[gemm] = left
         chosen = choose(guesses, kernels, self._built)
         self.say(f"guessed; {len(chosen)} kernels to build")
         self._compile({kernel: self._row(*found).candidate(self.target) for kernel, found in chosen.items()})
@@ -246,7 +253,7 @@ class Tuning:
         self.say(f"built; {sum(map(len, tried.values()))} launches to time")
         for gemm, times in self._timed(tried).items():
             self.times.setdefault(gemm, {}).update(times)
-        self.say("timed")
+        self.say(f"timed; {len(self._refused)} kernels did not build, {len(self._failed)} launches failed")
 
     def table(self) -> list[Row]:
         """The fastest of each shape and layout."""
@@ -254,7 +261,7 @@ class Tuning:
         return joined((), [self._row(gemm, guess, us) for gemm, (guess, us) in best.items()])
 
     def beside(self, rows: Iterable[Row]) -> list[tuple[Gemm, float, float]]:
-        """Of each shape the microseconds of its winner and of the fastest of a table's rows for it, from one run."""
+        """Of each shape the least microseconds of its winners and of a table's rows, in the layouts that both have."""
         ours, both = {row.gemm: row for row in self.table()}, {}
         candidates: dict[str, Candidate] = {}
         for row in rows:
@@ -285,6 +292,9 @@ class Tuning:
             for kernel, build in zip(candidates, builds, strict=True):
                 if build.status is BuildStatus.BUILT:
                     self._built[kernel] = build.artifact
+                else:
+                    self._refused.add(kernel)
+                    self.say(f"a kernel did not build: {build.reason}")
         finally:
             servers.close()
 
@@ -307,6 +317,9 @@ class Tuning:
                     us = sample.final[0] if math.isfinite(sample.final[0]) else sample.first[0] * UNSURE
                     if math.isfinite(us):
                         found.setdefault(gemm, {})[guess] = us
+                    else:
+                        self._failed.add((gemm, guess))
+                        self.say(f"{gemm} {guess.family}: {sample.reason or 'no time'}")
         return found
 
 
@@ -320,9 +333,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     try:
-        theirs = read_table(options.beside) if options.beside else ()
+        if min(options.kernels, options.tries) < 1:
+            raise UserError("--kernels and --tries are at least 1")
+        gemms = read_grid(options.grid, tuple(Layout), Accumulate.FP32)
+        if other := [gemm for gemm in gemms if (gemm.dtype, gemm.accumulate) != ("float16", Accumulate.FP32)]:
+            raise UserError(f"{other[0]}: fp16 elements with fp32 sums alone are tuned here")
+        theirs = [row for row in read_table(options.beside) if row.edge == PLAIN] if options.beside else []
+        if options.beside and not {row.gemm for row in theirs} & set(gemms):
+            raise UserError(f"{options.beside} names a plain launch for none of these shapes")
+        target = cuda.detect()
+        if not target.runs("sm_90a") or not shipped():
+            raise UserError("the shipped policy's weights are of Hopper GPUs' kernels: a Hopper GPU is needed")
         options.out.mkdir(parents=True, exist_ok=True)
-        tuning = Tuning(read_grid(options.grid, tuple(Layout), Accumulate.FP32), cuda.detect())
+        tuning = Tuning(gemms, target)
         for _ in range(options.rounds):
             tuning.round(options.kernels, options.tries)
             write_table(options.out / "schedules.csv", tuning.table())
@@ -336,7 +359,7 @@ def main() -> int:
         if theirs:
             pairs = tuning.beside(theirs)
             if not pairs:
-                raise UserError(f"{options.beside} names a plain launch for none of these shapes")
+                raise UserError("nothing was timed beside the table: see above")
             with (options.out / "beside.csv").open("w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(("m", "n", "k", "us", "table_us"))
