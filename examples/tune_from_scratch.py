@@ -12,7 +12,6 @@ beside what a table names for the shape. Needs a Hopper GPU. docs/learning.md ha
 """
 
 import argparse
-import csv
 import heapq
 import itertools
 import math
@@ -45,6 +44,7 @@ from cuda_l2.records import Accumulate, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.runs.grid import read_grid, shuffled
 from cuda_l2.runs.shortlist import distance
 from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.system.files import csv_text, write_text
 from cuda_l2.system.lock import machine_lock
 
 Space = FamilySpace | UnionSpace
@@ -266,7 +266,7 @@ class Tuning:
         return joined((), [self._row(gemm, guess, us) for gemm, (guess, us) in best.items()])
 
     def beside(self, rows: Iterable[Row]) -> list[tuple[Gemm, float, float]]:
-        """Of each shape the microseconds of its winner and the least of a table's rows for it, from one run."""
+        """Each shape with the microseconds of its winner and the least of a table's rows for it, from one run."""
         ours: dict[Gemm, Row] = {}
         for row in sorted(self.table(), key=lambda row: row.us):
             ours.setdefault(row.gemm.any_layout, row)
@@ -361,21 +361,20 @@ def main() -> int:
         for _ in range(options.rounds):
             tuning.round(options.kernels, options.tries)
             write_table(options.out / "schedules.csv", tuning.table())
-            with (options.out / "times.csv").open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(("m", "n", "k", "layout", "family", "schedule", "us"))
-                for gemm, times in tuning.times.items():
-                    for guess, us in times.items():
-                        shape = (gemm.m, gemm.n, gemm.k, gemm.layout.value)
-                        writer.writerow((*shape, guess.family, schedule_text(guess.schedule), f"{us:.4f}"))
+            lines = [
+                (g.m, g.n, g.k, g.layout, guess.family, schedule_text(guess.schedule), f"{us:.4f}")
+                for g, times in tuning.times.items()
+                for guess, us in times.items()
+            ]
+            write_text(
+                options.out / "times.csv", csv_text(("m", "n", "k", "layout", "family", "schedule", "us"), lines)
+            )
         if theirs:
             pairs = tuning.beside(theirs)
             if not pairs:
                 raise UserError("nothing was timed beside the table: see above")
-            with (options.out / "beside.csv").open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(("m", "n", "k", "us", "table_us"))
-                writer.writerows((gemm.m, gemm.n, gemm.k, *us) for gemm, *us in pairs)
+            sizes = [(gemm.m, gemm.n, gemm.k, *us) for gemm, *us in pairs]
+            write_text(options.out / "beside.csv", csv_text(("m", "n", "k", "us", "table_us"), sizes))
             shares = [other / mine for _, mine, other in pairs]
             print(
                 f"{len(shares)} shapes: {sum(shares) / len(shares):.4f} of the table's speed, least {min(shares):.3f}"
