@@ -6,9 +6,10 @@
 Round 1: for each shape and layout the policy ranks candidate schedules, most likely first (beyond M N K of 2^32 the
 families' models do). A few hundred kernels are built that hold many of the early guesses of many shapes, and the first
 of a shape's guesses that are among them are timed. Round 2: the same with other candidates too, changed copies of a
-shape's best and the best of shapes alike; what was measured of a shape corrects the policy there. Plain launches, fp32
-sums, both layouts. Writes schedules.csv, a dispatch table, and times.csv. --beside then times the winners, in one run,
-beside what a table names for the shape. Needs a Hopper GPU. docs/learning.md has what it gave.
+shape's best and the best of shapes alike; what was measured of a shape corrects the policy there, and its best are
+timed once more. Plain launches, fp32 sums, both layouts. Writes times-1.csv, times-2.csv and schedules.csv, a dispatch
+table; goes on behind a round whose file is there. --beside then times the winners, in one run, beside what a table
+names for the shape. Needs a Hopper GPU. docs/learning.md has what it gave.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from cuda_l2 import contract
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.families._base import Choice, Schedule
-from cuda_l2.library.table import PLAIN, Named, Row, family_of, joined, read_table, schedule_text, write_table
+from cuda_l2.library.table import PLAIN, Named, Row, family_of, joined, read_table, read_times, write_table
 from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
@@ -61,8 +62,10 @@ NEAR, PRIOR = 1.5, 0.3
 corrections has the weight PRIOR."""
 UNSURE = 1.02
 """The time of a launch that was no finalist is multiplied by this: the least of many such times is low by chance."""
-FINALISTS = 5
-"""Launches of a shape that the timer's second pass repeats."""
+FINALISTS, AGAIN = 5, 3
+"""Launches of a shape and layout that the timer's second pass repeats; those of round 1 that round 2 times again."""
+LEAST_FINAL_ROUNDS = (7, 31)
+"""How often in either round, for long launches: with 7, differences of 1 % are chance (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class Guess:
 
 Times = dict[Guess, float]
 """Microseconds."""
+Timings = dict[Gemm, Times]
 
 
 class Guesser:
@@ -228,8 +232,8 @@ class Tuning:
     """Shapes on one machine: guesses, kernels built, times."""
 
     def __init__(self, gemms: Sequence[Gemm], target: CudaTarget) -> None:
-        self.gemms, self.target = gemms, target
-        self.times: dict[Gemm, Times] = {}
+        self.gemms, self.target = dict.fromkeys(gemms), target
+        self.times: Timings = {}
         self._built: dict[str, str] = {}  # cubins by kernel
         self._refused: set[str] = set()  # kernels that do not build
         self._failed: set[tuple[Gemm, Guess]] = set()
@@ -238,7 +242,7 @@ class Tuning:
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    def round(self, kernels: int, tries: int) -> None:
+    def round(self, kernels: int, tries: int) -> Timings:
         """Guess, build and time once."""
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.target.cores, context, _prepare, (self.target, self.times)) as pool:
@@ -246,19 +250,37 @@ class Tuning:
         for gemm, own in guesses.items():
             left = [guess for guess in own if guess.kernel not in self._refused and (gemm, guess) not in self._failed]
             guesses[gemm] = left
-        chosen = choose(guesses, kernels, self._built)
+        again = {gemm: sorted(times, key=times.__getitem__)[:AGAIN] for gemm, times in self.times.items()}
+        known = {guess.kernel: (gemm, guess) for gemm, times in self.times.items() for guess in times}
+        chosen = choose(guesses, kernels, known)
         self.say(f"guessed; {len(chosen)} kernels to build")
-        self._compile({kernel: self._row(*found).candidate(self.target) for kernel, found in chosen.items()})
+        missing = {kernel: found for kernel, found in {**known, **chosen}.items() if kernel not in self._built}
+        self._compile({kernel: self._row(*found).candidate(self.target) for kernel, found in missing.items()})
         tried = {gemm: [guess for guess in own if guess.kernel in self._built][:tries] for gemm, own in guesses.items()}
-        self.say(f"built; {sum(map(len, tried.values()))} launches to time")
-        before = {gemm: min(times, key=times.__getitem__) for gemm, times in self.times.items() if times}
-        again = {gemm: [best, *tried[gemm]] for gemm, best in before.items()}
-        for gemm, times in self._timed({**tried, **again}, before).items():
-            known = self.times.setdefault(gemm, {})
-            if (best := before.get(gemm)) in times:  # this round's process and clock for all
-                self.times[gemm] = known = {guess: us * times[best] / known[best] for guess, us in known.items()}
-            known.update(times)
+        both = {g: [*(old for old in again.get(g, ()) if old.kernel in self._built), *own] for g, own in tried.items()}
+        self.say(f"built; {sum(map(len, both.values()))} launches to time")
+        times = self._timed(both, again, LEAST_FINAL_ROUNDS[bool(self.times)])
         self.say(f"timed; {len(self._refused)} kernels did not build, {len(self._failed)} launches failed")
+        return times
+
+    def take(self, timings: Timings) -> None:
+        """Learn a round's times. What was timed before is scaled to this round's process and clock."""
+        for gemm, times in timings.items():
+            known = self.times.setdefault(gemm, {})
+            if ratios := [us / known[guess] for guess, us in times.items() if guess in known]:
+                self.times[gemm] = known = {guess: us * float(np.median(ratios)) for guess, us in known.items()}
+            known.update(times)
+
+    def read(self, path: Path) -> Timings:
+        """A round's times from its file; UserError where it is none."""
+        timings: defaultdict[Gemm, Times] = defaultdict(dict)
+        for row in read_times(path):
+            if row.gemm in self.gemms:
+                timings[row.gemm][self._guess(row)] = row.us
+        return timings
+
+    def rows(self, timings: Timings) -> list[Row]:
+        return [self._row(gemm, guess, us) for gemm, times in timings.items() for guess, us in times.items()]
 
     def table(self) -> list[Row]:
         """The fastest of each shape and layout."""
@@ -279,7 +301,8 @@ class Tuning:
         for gemm, guess in [*mine.values(), *pairs]:
             if guess.kernel in self._built:
                 tried[gemm].append(guess)
-        times = self._timed({gemm: list(dict.fromkeys(own)) for gemm, own in tried.items()}, tried, everything=True)
+        once = {gemm: list(dict.fromkeys(own)) for gemm, own in tried.items()}
+        times = self._timed(once, once, LEAST_FINAL_ROUNDS[-1])
         least: dict[Gemm, float] = {}
         for gemm, guess in pairs:
             us = times.get(gemm, {}).get(guess, math.inf)
@@ -310,20 +333,20 @@ class Tuning:
             servers.close()
 
     def _timed(
-        self, tried: Mapping[Gemm, Sequence[Guess]], again: Mapping[Gemm, object], *, everything: bool = False
-    ) -> dict[Gemm, Times]:
-        """again: of these the first guess is timed in the second pass whatever it gave. everything: all are."""
+        self, tried: Mapping[Gemm, Sequence[Guess]], finalists: Mapping[Gemm, Sequence[Guess]], rounds: int
+    ) -> Timings:
+        """finalists: timed in the second pass whatever the first one gave. rounds: of that pass, at least."""
         sizes: defaultdict[Gemm, list[tuple[Gemm, Guess]]] = defaultdict(list)
         for gemm, guesses in tried.items():
             sizes[gemm.any_layout] += [(gemm, guess) for guess in guesses]
-        found: dict[Gemm, Times] = {}
-        with machine_lock(bus_id()), QuickTimer(0, FINALISTS) as timer:
+        found: Timings = {}
+        with machine_lock(bus_id()), QuickTimer(0, FINALISTS, least_rounds=rounds) as timer:
             for size in shuffled(list(sizes), 0):
                 items = []
                 for gemm, guess in sizes[size]:
                     source = self._row(gemm, guess).candidate(self.target).source
                     plan = pickle.dumps(contract.parse_cuda(source).plan(gemm, self.target.sms))
-                    finalist = everything or (gemm in again and guess == tried[gemm][0])
+                    finalist = guess in finalists.get(gemm, ())
                     items.append(Item(gemm.layout, self._built[guess.kernel], plan, dependent=False, finalist=finalist))
                 for (gemm, guess), sample in zip(sizes[size], timer.time(size, items), strict=True):
                     us = sample.final[0] if math.isfinite(sample.final[0]) else sample.first[0] * UNSURE
@@ -358,17 +381,15 @@ def main() -> int:
             raise UserError("the shipped policy's weights are of Hopper GPUs' kernels: a Hopper GPU is needed")
         options.out.mkdir(parents=True, exist_ok=True)
         tuning = Tuning(gemms, target)
-        for _ in range(options.rounds):
-            tuning.round(options.kernels, options.tries)
+        for number in range(1, options.rounds + 1):
+            file = options.out / f"times-{number}.csv"
+            if file.exists():
+                timings = tuning.read(file)
+            else:
+                timings = tuning.round(options.kernels, options.tries)
+                write_table(file, tuning.rows(timings))
+            tuning.take(timings)
             write_table(options.out / "schedules.csv", tuning.table())
-            lines = [
-                (g.m, g.n, g.k, g.layout, guess.family, schedule_text(guess.schedule), f"{us:.4f}")
-                for g, times in tuning.times.items()
-                for guess, us in times.items()
-            ]
-            write_text(
-                options.out / "times.csv", csv_text(("m", "n", "k", "layout", "family", "schedule", "us"), lines)
-            )
         if theirs:
             pairs = tuning.beside(theirs)
             if not pairs:

@@ -178,6 +178,29 @@ def test_rows_of_shared_memory_in_the_same_banks_are_read_one_after_the_other(wi
     assert conflicts(width, *swizzle) == clocks
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_guesses_are_valid_and_begin_with_what_the_model_takes_for_the_fastest(shape, arch) -> None:
+    gemm, target = Gemm.parse(shape), machine(arch)
+    ranked = FAMILY.ranked(gemm, target, 40)
+    schedules = [Schedule(FAMILY, gemm, target, values) for values in ranked]  # ValueError where one is not valid
+    times = [FAMILY.estimate_us(gemm, target, schedule.named) for schedule in schedules]
+    assert times == sorted(times) and len(set(ranked)) == len(ranked)
+    assert ranked[:2] == FAMILY.ranked(gemm, target, 2)
+    assert FAMILY.default(gemm, target) in FAMILY.ranked(gemm, target, 400)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"), [("128x128x256:tn", (16, 16, 1, 1, 4, 256)), ("64x1024x64", (16, 64, 1, 2, 1, 64))]
+)
+def test_guesses_of_tiny_products_hold_what_won_on_a_gpu(shape, tile) -> None:
+    """results/h200/schedules.csv."""
+    gemm = Gemm.parse(shape)
+    names = ("BM", "BN", "WARPS_M", "WARPS_N", "WARPS_K", "BK")
+    guesses = [FAMILY.named(values) for values in FAMILY.ranked(gemm, HOPPER, 100)]
+    assert tile in [tuple(guess[name] for name in names) for guess in guesses if guess["LOAD"] == DIRECT]
+
+
 @pytest.mark.parametrize("shape", ["777x4096x4095:tn:bf16", "1024x1001x333", "300x4095x1024"])
 def test_large_products_of_ragged_rows_begin_with_the_family_made_for_them(shape) -> None:
     gemm = Gemm.parse(shape)

@@ -321,13 +321,15 @@ def test_near_needs_a_table_and_a_number(settings) -> None:
 
 def test_what_a_table_names_is_timed_twice_and_long_launches_seldom() -> None:
     bench: Any = object.__new__(quick._Bench)
-    bench.finalists = 2
+    bench.finalists, bench.least_rounds = 2, 7
     items = [Item(Layout.NN, "", b"", dependent=False, finalist=i == 4) for i in range(5)]
     arms = [quick._Arm(i, quick.PLAIN, None, 1, first=1.0 + i) for i in range(5)]
     final, more = bench._final(None, items, arms, 5.0)
     assert [arm.index for arm in final] == [0, 1, 4] and not more
     rounds = [bench._final_rounds(guess_us) for guess_us in (2.0, 40.0, 80.0, 1000.0)]
-    assert rounds == sorted(rounds, reverse=True) and rounds[0] == rounds[1] > rounds[2] > rounds[3] > 4
+    assert rounds == sorted(rounds, reverse=True) and rounds[0] == rounds[1] > rounds[2] > rounds[3] == 7
+    bench.least_rounds = 31
+    assert [bench._final_rounds(guess_us) for guess_us in (2.0, 1000.0)] == [rounds[0], 31]
 
 
 @pytest.mark.gpu

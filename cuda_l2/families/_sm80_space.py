@@ -5,6 +5,7 @@ kernels use them (its figure 4). Every valid schedule fits the machine; the sear
 """
 
 import functools
+from collections.abc import Iterator
 
 from cuda_l2.families._base import Choice
 from cuda_l2.machine.cuda.target import CudaTarget
@@ -55,6 +56,7 @@ BLOCKS_PER_SM = 16  # tiles so small that there are more are left out, up to MAX
 MAX_LEAST_AREA = 64 * 128
 MAX_PIECES_M, MAX_PIECES_N = 8, 16  # of 16 rows and 8 columns, a warp
 BASE_REGISTERS = 40  # addresses, counters
+GUESSED_PIECES = 4
 
 
 def threads(choice: dict[str, int]) -> int:
@@ -236,3 +238,19 @@ def _fits_epilogue(choice: dict[str, int], gemm: Gemm, target: CudaTarget) -> bo
         share = choice["BM"] * choice["BN"] // threads(choice)
         return share % 4 == 0 and gemm.n % 4 == 0
     return value == NARROW or shared_bytes(choice) <= shared_limit(target)
+
+
+def direct_guesses(gemm: Gemm, target: CudaTarget) -> Iterator[dict[str, int]]:
+    """Tiles, warps and K of a trip worth a guess where operands go straight to registers: two to eight warps a block,
+    each with at most GUESSED_PIECES of m16n8, and K in as few trips as fit.
+    """
+    acc16 = int(gemm.accumulate is Accumulate.FP16)
+    if not fits("LOAD", DIRECT, {}, gemm, target):
+        return
+    for (bm, bn), arrangements in _warps(gemm, target, DIRECT, acc16).items():
+        for wm, wn, wk in arrangements:
+            if 2 <= wm * wn * wk <= 8 and bm * bn <= 128 * GUESSED_PIECES * wm * wn:
+                tile = {"LOAD": DIRECT, "ACC16": acc16, "BM": bm, "BN": bn, "WARPS_M": wm, "WARPS_N": wn, "WARPS_K": wk}
+                fitting = [bk for bk in VALUES["BK"] if _fits_bk({**tile, "BK": bk}, gemm, target)]
+                bk = min(fitting, key=lambda bk: (-(-gemm.k // bk), bk))
+                yield {**tile, "BK": bk, "STAGES": 1, "SPLIT_K": 1, "DOUBLE_BUFFER": 0, "PREFETCH": 0}

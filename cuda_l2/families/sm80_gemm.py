@@ -5,7 +5,9 @@ them beside other families'. The choices are in _sm80_space.py.
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -77,6 +79,11 @@ class Sm80Gemm(Family):
 
     def default(self, gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
         return self.nearest(_wanted(gemm, target), gemm, target)
+
+    def ranked(self, gemm: Gemm, target: CudaTarget, count: int) -> list[tuple[int, ...]]:
+        likely = [self.nearest(chosen, gemm, target) for chosen in _guesses(gemm, target)]
+        found = dict.fromkeys([self.default(gemm, target), *likely])
+        return sorted(found, key=lambda values: self.estimate_us(gemm, target, self.named(values)))[:count]
 
     def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
         """Microseconds of a launch, fitted to 1,200 timings on one H100.
@@ -187,6 +194,18 @@ def _only_shapes_like(macros: dict[str, int], choice: dict[str, int]) -> list[st
 def _wanted(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
     """What an engineer would try first; the nearest valid values are taken."""
     small = gemm.m * gemm.n * gemm.k <= MAX_DEFAULT_DIRECT_MNK and gemm.k <= MAX_DEFAULT_DIRECT_K
+    return _usual(gemm) | (_wanted_direct(gemm) if small else _wanted_pipelined(gemm, target))
+
+
+def _guesses(gemm: Gemm, target: CudaTarget) -> Iterator[dict[str, int]]:
+    """What may win; the nearest valid values are taken."""
+    for direct in space.direct_guesses(gemm, target):
+        yield _usual(gemm) | direct
+    for (bm, bn), split in itertools.product(GOOD_WARPS, space.VALUES["SPLIT_K"]):
+        yield _usual(gemm) | _pipelined(gemm, target, bm, bn, split)
+
+
+def _usual(gemm: Gemm) -> dict[str, int]:
     return {
         "ACC16": int(gemm.accumulate is Accumulate.FP16),
         "SPLIT_K": 1,
@@ -200,7 +219,6 @@ def _wanted(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
         "MIN_BLOCKS": 1,
         "PDL": 0,
         "EDGE": 0,
-        **(_wanted_direct(gemm) if small else _wanted_pipelined(gemm, target)),
     }
 
 
@@ -216,22 +234,28 @@ def _wanted_direct(gemm: Gemm) -> dict[str, int]:
 def _wanted_pipelined(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
     """The tile and split that keep all multiprocessors busy with the least work and traffic."""
 
-    def blocks(bm: int, bn: int) -> int:
-        return -(-gemm.m // bm) * -(-gemm.n // bn)
-
     def cost(bm: int, bn: int, split: int) -> float:
         """Rounds of blocks, times a block's multiplications and, weighed, its fetches; and the second launch."""
-        rounds = -(-blocks(bm, bn) * split // target.sms)
+        rounds = -(-_blocks(gemm, bm, bn) * split // target.sms)
         second = SECOND_LAUNCH_COST + PARTIAL_SUM_COST * split * gemm.m * gemm.n if split > 1 else 0
         return rounds * (bm * bn + 64 * (bm + bn)) * gemm.k / split + second
 
     bm, bn, split = min(((*tile, split) for tile in GOOD_WARPS for split in (1, 2, 4, 8)), key=lambda c: cost(*c))
+    return _pipelined(gemm, target, bm, bn, split)
+
+
+def _blocks(gemm: Gemm, bm: int, bn: int) -> int:
+    return -(-gemm.m // bm) * -(-gemm.n // bn)
+
+
+def _pipelined(gemm: Gemm, target: CudaTarget, bm: int, bn: int, split: int) -> dict[str, int]:
+    """A tile of GOOD_WARPS with as many stages as leave room for the blocks of a multiprocessor."""
     warps_m, warps_n, warps_k, bk = GOOD_WARPS[bm, bn]
     if gemm.k % 2:  # rows are copied element by element: more threads
         warps_n, warps_k, bk = 2 * warps_n, 2, 64
     while bk > 32 and 3 * (bm + bn) * bk * 2 > space.shared_limit(target):
         bk //= 2
-    two_at_once = blocks(bm, bn) * split > target.sms and bm * bn <= 128 * 128
+    two_at_once = _blocks(gemm, bm, bn) * split > target.sms and bm * bn <= 128 * 128
     stages = space.shared_limit(target) // (2 if two_at_once else 1) // ((bm + bn) * bk * 2)
     return {
         **{"LOAD": PIPELINED, "BM": bm, "BN": bn, "WARPS_M": warps_m, "WARPS_N": warps_n, "WARPS_K": warps_k, "BK": bk},

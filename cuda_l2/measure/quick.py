@@ -34,8 +34,8 @@ GRAPH_US = 70.0
 MAX_NODES = 32
 ROUNDS = 2
 FINAL_ROUNDS, LEAST_FINAL_ROUNDS, MEDIUM_US = 41, 7, 40.0
-"""Rounds of the finalists: 41 for launches up to 40 us, fewer the longer they take. With 7 a difference of 1 % told
-nothing, with 41 nearly all of it came out in the reports (docs/log.md)."""
+"""Rounds of the finalists: 41 for launches up to 40 us, fewer the longer they take, down to 7 if not said. With 7 a
+difference of 1 % told nothing, with 41 nearly all of it came out in the reports (docs/log.md)."""
 COLD_FINAL_ROUNDS = 13
 LONG_US = 300.0
 """From here on fewer finalists do, and only they are timed as dependents."""
@@ -80,9 +80,13 @@ def as_dependent(plan: Plan) -> Plan:
 class QuickTimer(Closing):
     """The process that times, started again after a fault. A context manager."""
 
-    def __init__(self, seed: int = 0, finalists: int = 4, *, cold: bool = False) -> None:
-        """cold: single launches that find nothing of their operands cached, none of them as dependents."""
-        self._settings, self._cold = (seed, finalists, cold), cold
+    def __init__(
+        self, seed: int = 0, finalists: int = 4, *, cold: bool = False, least_rounds: int = LEAST_FINAL_ROUNDS
+    ) -> None:
+        """cold: single launches that find nothing of their operands cached, none of them as dependents.
+        least_rounds: of the finalists that take long, launches that are not cold.
+        """
+        self._settings, self._cold = (seed, finalists, least_rounds, cold), cold
         self._context = multiprocessing.get_context("spawn")
         self._turn = self._context.Value("i", -1, lock=False)
         self._start()
@@ -131,10 +135,10 @@ class QuickTimer(Closing):
         return f"no end within {PATIENCE_S:.0f} s"
 
 
-def _serve(pipe: Connection, turn: Any, seed: int, finalists: int, cold: bool) -> None:
+def _serve(pipe: Connection, turn: Any, seed: int, finalists: int, least_rounds: int, cold: bool) -> None:
     """The process: shapes with items in, samples out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    bench = (_ColdBench if cold else _Bench)(turn, seed, finalists, lambda: pipe.send("alive"))
+    bench = (_ColdBench if cold else _Bench)(turn, seed, finalists, least_rounds, lambda: pipe.send("alive"))
     pipe.send("ready")
     while True:
         try:
@@ -159,13 +163,14 @@ class _Arm:
 
 
 class _Bench:
-    def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
+    def __init__(self, turn: Any, seed: int, finalists: int, least_rounds: int, alive: Any) -> None:
         import torch  # noqa: PLC0415 - in this process alone
 
         from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers  # noqa: PLC0415
         from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415
 
-        self.torch, self.turn, self.finalists, self.alive = torch, turn, finalists, alive
+        self.torch, self.turn, self.alive = torch, turn, alive
+        self.finalists, self.least_rounds = finalists, least_rounds
         self.rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -223,7 +228,7 @@ class _Bench:
         return sampler.samples
 
     def _final_rounds(self, guess_us: float) -> int:
-        return max(LEAST_FINAL_ROUNDS, round(FINAL_ROUNDS * min(1.0, MEDIUM_US / guess_us)))
+        return max(self.least_rounds, round(FINAL_ROUNDS * min(1.0, MEDIUM_US / guess_us)))
 
     def _nodes(self, guess_us: float) -> int:
         """Launches that a graph holds."""
@@ -325,10 +330,10 @@ class _Bench:
 class _ColdBench(_Bench):
     """Samples as the server protocol takes them, but for its gaps."""
 
-    def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
+    def __init__(self, turn: Any, seed: int, finalists: int, least_rounds: int, alive: Any) -> None:
         from cuda_l2.machine.cuda.cupti import KernelTrace  # noqa: PLC0415
 
-        super().__init__(turn, seed, finalists, alive)
+        super().__init__(turn, seed, finalists, least_rounds, alive)
         size = EVICTED_CACHES * self.torch.cuda.get_device_properties(0).L2_cache_size
         self.evicted = self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
         self.evictions = 0
