@@ -546,13 +546,20 @@ def test_a_program_is_looked_for_again_where_a_busy_machine_did_not_answer(monke
     assert toolkit.program("nvcc") == Path("/found/nvcc") and asked == ["nvcc"] * toolkit.TRIES
 
 
-def test_a_machine_that_never_answers_where_headers_are_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_never_answers_is_said_unless_the_program_is_on_the_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def never(name: str) -> str:
         raise ChildProcessError("timed out after 10 seconds")
 
     monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", never)
-    with pytest.raises(UserError, match=r"cudart .* when less is running .*10 seconds"):
-        toolkit.headers("cudart")
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_binary_utility", never)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for look, name in ((toolkit.headers, "cudart"), (toolkit.program, "nvcc")):
+        with pytest.raises(UserError, match=rf"{name} could not .* when less is running .*10 seconds"):
+            look(name)
+    (tmp_path / "nvcc").touch(mode=0o755)
+    assert toolkit.program("nvcc") == tmp_path / "nvcc"
 
 
 def test_an_unwritable_cache_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Programs and headers of the CUDA toolkit: in packages, in a folder of the toolkit, or on the PATH."""
+"""Programs and headers of the CUDA toolkit: in packages or in a folder of the toolkit; programs on the PATH too."""
 
 import shutil
 from collections.abc import Callable
@@ -12,10 +12,16 @@ ten seconds that it has."""
 
 
 def program(name: str) -> Path | None:
-    """A program, as in nvdisasm; None where it is not installed. UserError where the machine is too busy to tell."""
+    """A program, as in nvdisasm; None where it is not installed. UserError where that could not be found out."""
     from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415 - not on machines without CUDA
 
-    found = _asked(find_nvidia_binary_utility, name) or shutil.which(name)
+    on_path = shutil.which(name)
+    try:
+        found = _asked(find_nvidia_binary_utility, name) or on_path
+    except UserError:
+        if not on_path:
+            raise
+        found = on_path
     return Path(found) if found else None
 
 
@@ -33,4 +39,4 @@ def _asked(find: Callable[[str], str | None], name: str) -> str | None:
             return find(name)
         except ChildProcessError as error:
             last = error
-    raise UserError(f"where CUDA's {name} is was not answered in time: try again when less is running ({last})")
+    raise UserError(f"CUDA's {name} could not be looked for; try again when less is running ({last})")
