@@ -8,8 +8,8 @@ families' models do). A few hundred kernels are built that hold many of the earl
 of a shape's guesses that are among them are timed. Round 2: the same with other candidates too, changed copies of a
 shape's best and the best of shapes alike; what was measured of a shape corrects the policy there, and its best are
 timed once more. Plain launches, fp32 sums, both layouts. Writes times-1.csv, times-2.csv and schedules.csv, a dispatch
-table; goes on behind a round whose file is there. --beside then times the winners, in one run, beside what a table
-names for the shape. Needs a Hopper GPU. docs/learning.md has what it gave.
+table; goes on where it was stopped. --beside then times the winners, in one run, beside what a table names for the
+shape. Needs a Hopper GPU. docs/learning.md has what it gave.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import pickle
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,7 @@ from cuda_l2.system.lock import machine_lock
 Space = FamilySpace | UnionSpace
 RANKED, DRAWN = (256, 96), (64, 32)
 """Candidates of a shape in either round: by the families' models, and random ones."""
-PARENTS, CHILDREN, ALIKE = 3, 70, 24
+PARENTS, CHILDREN, ALIKE = 3, 120, 24
 """In round 2 also changed copies of a shape's best, and the two best of the shapes most like it."""
 VIEW = 64
 """Length of a list of guesses: of one shape and layout."""
@@ -66,6 +66,8 @@ FINALISTS, AGAIN = 5, 3
 """Launches of a shape and layout that the timer's second pass repeats; those of round 1 that round 2 times again."""
 LEAST_FINAL_ROUNDS = (7, 31)
 """How often in either round, for long launches: with 7, differences of 1 % are chance (docs/log.md)."""
+KEPT_EVERY = 50
+"""Times are kept on the way each time so many sizes more are timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +244,12 @@ class Tuning:
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    def round(self, kernels: int, tries: int) -> Timings:
-        """Guess, build and time once."""
+    def round(self, kernels: int, tries: int, file: Path) -> None:
+        """Guess, build and time once, or go on with what is left of it; then the times are in the file."""
+        part = file.with_suffix(".part.csv")
+        timings = self._read(part if part.exists() else file)
+        if file.exists():
+            return self._take(timings)
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.target.cores, context, _prepare, (self.target, self.times)) as pool:
             guesses = dict(zip(self.gemms, pool.map(_guesses, self.gemms, chunksize=4), strict=True))
@@ -259,11 +265,17 @@ class Tuning:
         tried = {gemm: [guess for guess in own if guess.kernel in self._built][:tries] for gemm, own in guesses.items()}
         both = {g: [*(old for old in again.get(g, ()) if old.kernel in self._built), *own] for g, own in tried.items()}
         self.say(f"built; {sum(map(len, both.values()))} launches to time")
-        times = self._timed(both, again, LEAST_FINAL_ROUNDS[bool(self.times)])
+        rest = {gemm: own for gemm, own in both.items() if gemm not in timings}
+        for done, times in enumerate(self._timed(rest, again, LEAST_FINAL_ROUNDS[bool(self.times)]), start=1):
+            timings |= times
+            if done % KEPT_EVERY == 0:
+                write_table(part, self._rows(timings))
         self.say(f"timed; {len(self._refused)} kernels did not build, {len(self._failed)} launches failed")
-        return times
+        write_table(file, self._rows(timings))
+        part.unlink(missing_ok=True)
+        return self._take(timings)
 
-    def take(self, timings: Timings) -> None:
+    def _take(self, timings: Timings) -> None:
         """Learn a round's times. What was timed before is scaled to this round's process and clock."""
         for gemm, times in timings.items():
             known = self.times.setdefault(gemm, {})
@@ -271,15 +283,15 @@ class Tuning:
                 self.times[gemm] = known = {guess: us * float(np.median(ratios)) for guess, us in known.items()}
             known.update(times)
 
-    def read(self, path: Path) -> Timings:
-        """A round's times from its file; UserError where it is none."""
-        timings: defaultdict[Gemm, Times] = defaultdict(dict)
-        for row in read_times(path):
+    def _read(self, path: Path) -> Timings:
+        """A round's times from its file, none where there is none; UserError where it is damaged."""
+        timings: Timings = {}
+        for row in read_times(path) if path.exists() else ():
             if row.gemm in self.gemms:
-                timings[row.gemm][self._guess(row)] = row.us
+                timings.setdefault(row.gemm, {})[self._guess(row)] = row.us
         return timings
 
-    def rows(self, timings: Timings) -> list[Row]:
+    def _rows(self, timings: Timings) -> list[Row]:
         return [self._row(gemm, guess, us) for gemm, times in timings.items() for guess, us in times.items()]
 
     def table(self) -> list[Row]:
@@ -294,15 +306,18 @@ class Tuning:
             ours.setdefault(row.gemm.any_layout, row)
         theirs = [row for row in rows if row.edge == PLAIN and row.gemm.any_layout in ours]
         pairs = [(row.gemm, self._guess(row)) for row in theirs]
-        candidates = {guess.kernel: row.candidate(self.target) for row, (_, guess) in zip(theirs, pairs, strict=True)}
-        self._compile({kernel: candidate for kernel, candidate in candidates.items() if kernel not in self._built})
         mine = {size: (row.gemm, self._guess(row)) for size, row in ours.items()}
+        named = zip([*ours.values(), *theirs], [*mine.values(), *pairs], strict=True)
+        candidates = {guess.kernel: row.candidate(self.target) for row, (_, guess) in named}
+        self._compile({kernel: candidate for kernel, candidate in candidates.items() if kernel not in self._built})
         tried: defaultdict[Gemm, list[Guess]] = defaultdict(list)
         for gemm, guess in [*mine.values(), *pairs]:
             if guess.kernel in self._built:
                 tried[gemm].append(guess)
         once = {gemm: list(dict.fromkeys(own)) for gemm, own in tried.items()}
-        times = self._timed(once, once, LEAST_FINAL_ROUNDS[-1])
+        times: Timings = {}
+        for found in self._timed(once, once, LEAST_FINAL_ROUNDS[-1]):
+            times |= found
         least: dict[Gemm, float] = {}
         for gemm, guess in pairs:
             us = times.get(gemm, {}).get(guess, math.inf)
@@ -334,15 +349,14 @@ class Tuning:
 
     def _timed(
         self, tried: Mapping[Gemm, Sequence[Guess]], finalists: Mapping[Gemm, Sequence[Guess]], rounds: int
-    ) -> Timings:
-        """finalists: timed in the second pass whatever the first one gave. rounds: of that pass, at least."""
+    ) -> Iterator[Timings]:
+        """Size by size. finalists: timed in the second pass whatever the first gave. rounds: of that pass, at least."""
         sizes: defaultdict[Gemm, list[tuple[Gemm, Guess]]] = defaultdict(list)
         for gemm, guesses in tried.items():
             sizes[gemm.any_layout] += [(gemm, guess) for guess in guesses]
-        found: Timings = {}
         with machine_lock(bus_id()), QuickTimer(0, FINALISTS, least_rounds=rounds) as timer:
             for size in shuffled(list(sizes), 0):
-                items = []
+                items, found = [], dict[Gemm, Times]()
                 for gemm, guess in sizes[size]:
                     source = self._row(gemm, guess).candidate(self.target).source
                     plan = pickle.dumps(contract.parse_cuda(source).plan(gemm, self.target.sms))
@@ -355,7 +369,7 @@ class Tuning:
                     else:
                         self._failed.add((gemm, guess))
                         self.say(f"{gemm} {guess.family}: {sample.reason or 'no time'}")
-        return found
+                yield found
 
 
 def main() -> int:
@@ -382,13 +396,7 @@ def main() -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         tuning = Tuning(gemms, target)
         for number in range(1, options.rounds + 1):
-            file = options.out / f"times-{number}.csv"
-            if file.exists():
-                timings = tuning.read(file)
-            else:
-                timings = tuning.round(options.kernels, options.tries)
-                write_table(file, tuning.rows(timings))
-            tuning.take(timings)
+            tuning.round(options.kernels, options.tries, options.out / f"times-{number}.csv")
             write_table(options.out / "schedules.csv", tuning.table())
         if theirs:
             pairs = tuning.beside(theirs)

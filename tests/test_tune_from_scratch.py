@@ -57,6 +57,7 @@ class Timer:
     """A launch's time is told by its plan."""
 
     asked: ClassVar[list[tuple[Gemm, list[Any]]]] = []
+    interrupted: ClassVar[set[int]] = set()  # at which questions Ctrl-C comes
     rounds: ClassVar[list[int]] = []
 
     def __init__(self, seed, finalists, *, least_rounds) -> None:
@@ -68,6 +69,9 @@ class Timer:
     def __exit__(self, *_) -> None: ...
 
     def time(self, gemm, items):
+        if len(self.asked) in self.interrupted:
+            self.interrupted.remove(len(self.asked))
+            raise KeyboardInterrupt
         self.asked.append((gemm, list(items)))
         return [Sampled(first=[math.nan] * 2, final=[time_us(item), math.nan]) for item in items]
 
@@ -81,6 +85,7 @@ def tool(monkeypatch):
     tool = example("tune_from_scratch")
     monkeypatch.setattr(Timer, "asked", [])
     monkeypatch.setattr(Timer, "rounds", [])
+    monkeypatch.setattr(Timer, "interrupted", set())
     monkeypatch.setattr(Servers, "refused", set())
     for name, stand_in in (("ProcessPoolExecutor", Pool), ("BuildServers", Servers), ("QuickTimer", Timer)):
         monkeypatch.setattr(tool, name, stand_in)
@@ -137,12 +142,21 @@ def test_a_round_times_what_was_built_and_the_next_one_the_fastest_again_beside_
     assert all(winners[gemm] == min(row.us for row in second if row.gemm == gemm) for gemm in best)
 
 
+def test_a_round_that_was_stopped_goes_on_with_the_sizes_that_are_left(tool, run, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(tool, "KEPT_EVERY", 1)
+    Timer.interrupted.update({1, 3})  # at the second of two sizes, in either round
+    assert [run(), run(), run()] == [130, 130, 0]
+    assert [gemm for gemm, _ in Timer.asked[:2]] == [gemm for gemm, _ in Timer.asked[2:]] and len(Timer.asked) == 4
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"schedules.csv", "times-1.csv", "times-2.csv"}
+    assert len({row.gemm for row in read_times(tmp_path / "out" / "times-2.csv")}) == 4
+
+
 def test_times_of_an_earlier_round_are_scaled_to_the_clock_of_the_next(tool) -> None:
     gemm = Gemm(64, 64, 64)
     a, b, c, d = (tool.Guess("f", (("X", i),), "k") for i in range(4))
     tuning = tool.Tuning([gemm], compile_only("sm_90a"))
-    tuning.take({gemm: {a: 10.0, b: 11.0, c: 12.0}})
-    tuning.take({gemm: {a: 5.0, b: 5.4, d: 7.0}})
+    tuning._take({gemm: {a: 10.0, b: 11.0, c: 12.0}})
+    tuning._take({gemm: {a: 5.0, b: 5.4, d: 7.0}})
     assert tuning.times[gemm] == pytest.approx({a: 5.0, b: 5.4, c: 12 * (0.5 + 5.4 / 11) / 2, d: 7.0})
 
 

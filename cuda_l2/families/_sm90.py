@@ -7,7 +7,8 @@ where its rows are (row-major B).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import TypeVar
 
 from cuda_l2.families._base import Choice, Family, Schedule, toml_list
 from cuda_l2.machine._base import Target
@@ -18,6 +19,7 @@ STATIC_BYTES = 512
 """Shared memory kept free for mbarriers and for what a stress build adds."""
 ALIGNMENT_BYTES = 1024
 """Alignment of swizzled tiles in shared memory: the ring starts at the next multiple."""
+T = TypeVar("T", bound=tuple[int, ...])
 
 
 class HopperFamily(Family):
@@ -47,9 +49,16 @@ class HopperFamily(Family):
         return wgmma(named["BN"], named["ACC"], schedule.task.dtype, x.mn_major, y.mn_major)
 
 
-def among(tiles: Iterable[NamedTuple], wanted: Mapping[str, int]) -> bool:
-    """Whether one of these tiles has these values, by the names of its choices."""
-    return any(all(getattr(tile, name) == value for name, value in wanted.items()) for tile in tiles)
+class Tiles(tuple[T, ...]):
+    """A family's tiles for a task, the values of its first choices."""
+
+    def begin(self, chosen: Mapping[str, int]) -> bool:
+        """Whether a tile begins with these values, in the order of its choices."""
+        return tuple(chosen.values()) in self._begun
+
+    @cached_property
+    def _begun(self) -> set[tuple[int, ...]]:
+        return {tile[:count] for tile in self for count in range(1, len(tile) + 1)}
 
 
 def needed(size: int, rows: int, sizes: Iterable[int]) -> bool:

@@ -105,7 +105,7 @@ class Tile(NamedTuple):
 
 
 @functools.cache
-def tiles(gemm: Gemm, target: CudaTarget, fitted: bool = False) -> tuple[Tile, ...]:
+def tiles(gemm: Gemm, target: CudaTarget, fitted: bool = False) -> _sm90.Tiles[Tile]:
     """Every tile of which the task takes few enough. fitted: in all widths."""
     found = []
     for acc, swap in itertools.product(_sm90.accumulators(gemm), (0, 1)):
@@ -121,7 +121,7 @@ def tiles(gemm: Gemm, target: CudaTarget, fitted: bool = False) -> tuple[Tile, .
             wanted = any(_sm90.needed(bn, y.rows, [each for each in widths if each % step == 0]) for step in steps)
             if few and bn <= widest and wanted and _sm90.needed(bm, x.rows, WARPGROUPS):
                 found.append(Tile(acc, swap, bm, bn))
-    return tuple(found)
+    return _sm90.Tiles(found)
 
 
 def resident(target: CudaTarget, cluster: int) -> int:
@@ -132,7 +132,7 @@ def resident(target: CudaTarget, cluster: int) -> int:
 def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget, fitted: bool = False) -> bool:
     """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
     if name in Tile._fields:
-        return _sm90.among(tiles(gemm, target, fitted), {**chosen, name: value})
+        return tiles(gemm, target, fitted).begin({**chosen, name: value})
     x, y = _sm90.sides(gemm, chosen["SWAP"])
     c = SimpleNamespace(**chosen)
     shape = Shape({**chosen, name: value})

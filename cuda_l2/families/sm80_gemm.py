@@ -22,11 +22,15 @@ from cuda_l2.records import Accumulate, Gemm, Layout
 CLOCKS = 1755  # of a multiprocessor in a microsecond
 LAUNCH_US, SECOND_US, WARPS_K_US = 1.25, 1.4, 0.3
 """A launch, the launch that adds up a split, the sum over warps along K."""
-DIRECT_TRIP_US, REGISTERS_TRIP_US, RING_TRIP_US = 0.21, 0.71, 0.135
-"""A trip of a block alone: operands straight to registers, through registers to shared memory, by cp.async."""
-DIRECT_CLOCKS, PIECE_CLOCKS, MULTIPLY_CLOCKS = 4.6, 7.5, 0.84
-"""A warp's load of one vector a thread, the same to shared memory, and an m16n8k16 of a multiprocessor."""
+REGISTERS_TRIP_US, RING_TRIP_US = 0.71, 0.135
+"""A trip of a block alone: operands through registers to shared memory, by cp.async."""
+PIECE_CLOCKS, MULTIPLY_CLOCKS = 7.5, 0.84
+"""A warp's load of one vector a thread to shared memory, and an m16n8k16 of a multiprocessor."""
 READ_BYTES_PER_US, PARTIAL_BYTES_PER_US, STORE_BYTES_PER_US = 8.8e6, 2.3e6, 2.5e6
+DIRECT_TRIP_US, DIRECT_CLOCKS, DIRECT_WAIT_CLOCKS, DIRECT_MULTIPLY_CLOCKS = 0.162, 2.35, 5.98, 4.42
+"""Operands straight to registers: a trip; a load of one vector a thread, of a multiprocessor and by a warp alone; an
+m16n8k16."""
+DIRECT_READ_BYTES_PER_US, DIRECT_STORE_BYTES_PER_US, SUMS_PER_US = 7.06e6, 7.09e6, 2e4
 
 
 @functools.cache
@@ -86,7 +90,8 @@ class Sm80Gemm(Family):
         return sorted(found, key=lambda values: self.estimate_us(gemm, target, self.named(values)))[:count]
 
     def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
-        """Microseconds of a launch, fitted to 1,200 timings on one H100.
+        """Microseconds of a launch, fitted to 1,200 timings on one H100; where operands go straight to registers, to
+        1,719 on H100s and H200s.
 
         A block's trips one after the other, and beside them what its multiprocessor does for all of its blocks: loads,
         of which a ragged row needs more; reads of shared memory with their bank conflicts; products of whole tiles.
@@ -99,25 +104,30 @@ class Sm80Gemm(Family):
         trips = cdiv(cdiv(gemm.k, c.BK), c.SPLIT_K)
         k = trips * c.BK
         row_a, row_b = math.gcd(gemm.k, 8), math.gcd(gemm.k if tn else gemm.n, 8)  # elements that one load may take
-        clocks = MULTIPLY_CLOCKS * c.BM * c.BN * k / 2048
-        if c.LOAD == DIRECT:
-            row_b = row_b if tn else min(row_b, c.BN // c.WARPS_N // 8)
-            clocks += DIRECT_CLOCKS * (c.BM * c.WARPS_N / row_a + c.BN * c.WARPS_M / row_b) * k / 32
-            trip_us = DIRECT_TRIP_US
-        else:
-            for rows, row in ((c.BM, row_a), (c.BN, row_b)):
-                if c.LOAD == PLAIN or row < 8:  # 16 bytes by cp.async cost next to nothing
-                    clocks += PIECE_CLOCKS * rows / row * k / 32
-            trip_us = REGISTERS_TRIP_US if c.LOAD == PLAIN or min(row_a, row_b) == 1 else RING_TRIP_US
-            swizzle = c.SWIZZLE_BITS, c.SWIZZLE_BASE, c.SWIZZLE_SHIFT
-            along_k = conflicts(panel_width(c.BK, c.BK // c.WARPS_K), *swizzle)
-            of_b = along_k if tn else conflicts(panel_width(c.BN, c.BN // c.WARPS_N), *swizzle)
-            clocks += (c.BM * c.WARPS_N * along_k + c.BN * c.WARPS_M * of_b) * k / 64
-        read_us = blocks * (c.BM + c.BN) * 2 * k / READ_BYTES_PER_US
-        us: float = LAUNCH_US + max(rounds * (trips * trip_us + beside * clocks / CLOCKS), read_us)
-        us += 2 * gemm.m * gemm.n / STORE_BYTES_PER_US + WARPS_K_US * (c.WARPS_K > 1)
+        read, stored = blocks * (c.BM + c.BN) * 2 * k, 2 * gemm.m * gemm.n
+        products = c.BM * c.BN * k / 2048
+        us: float = LAUNCH_US
         if c.SPLIT_K > 1:
             us += SECOND_US + 4 * c.SPLIT_K * gemm.m * gemm.n / PARTIAL_BYTES_PER_US
+        if c.LOAD == DIRECT:
+            row_b = row_b if tn else min(row_b, c.BN // c.WARPS_N // 8)
+            loads = (c.BM * c.WARPS_N / row_a + c.BN * c.WARPS_M / row_b) * k / 32
+            own = (c.BM / c.WARPS_M / row_a + c.BN / c.WARPS_N / row_b) * k / c.WARPS_K / 32  # of one warp
+            clocks = beside * (DIRECT_MULTIPLY_CLOCKS * products + DIRECT_CLOCKS * loads) + DIRECT_WAIT_CLOCKS * own
+            us += max(rounds * (trips * DIRECT_TRIP_US + clocks / CLOCKS), read / DIRECT_READ_BYTES_PER_US)
+            us += stored / DIRECT_STORE_BYTES_PER_US + c.BM * c.BN * (c.WARPS_K - 1) / SUMS_PER_US
+            return us
+        clocks = MULTIPLY_CLOCKS * products
+        for rows, row in ((c.BM, row_a), (c.BN, row_b)):
+            if c.LOAD == PLAIN or row < 8:  # 16 bytes by cp.async cost next to nothing
+                clocks += PIECE_CLOCKS * rows / row * k / 32
+        trip_us = REGISTERS_TRIP_US if c.LOAD == PLAIN or min(row_a, row_b) == 1 else RING_TRIP_US
+        swizzle = c.SWIZZLE_BITS, c.SWIZZLE_BASE, c.SWIZZLE_SHIFT
+        along_k = conflicts(panel_width(c.BK, c.BK // c.WARPS_K), *swizzle)
+        of_b = along_k if tn else conflicts(panel_width(c.BN, c.BN // c.WARPS_N), *swizzle)
+        clocks += (c.BM * c.WARPS_N * along_k + c.BN * c.WARPS_M * of_b) * k / 64
+        us += max(rounds * (trips * trip_us + beside * clocks / CLOCKS), read / READ_BYTES_PER_US)
+        us += stored / STORE_BYTES_PER_US + WARPS_K_US * (c.WARPS_K > 1)
         return us
 
     def general(self, gemm: Gemm, chosen: dict[str, int]) -> Gemm:

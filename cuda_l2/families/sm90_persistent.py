@@ -69,7 +69,7 @@ class Persistent(_sm90.HopperFamily):
     def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
         """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
         if name in Tile._fields:
-            return _sm90.among(_tiles(gemm, target), {**chosen, name: value})
+            return _tiles(gemm, target).begin({**chosen, name: value})
         x, y = _sm90.sides(gemm, chosen["SWAP"])
         c = SimpleNamespace(**chosen)
         chosen = {**chosen, name: value}
@@ -201,7 +201,7 @@ def _waste(gemm: Gemm, chosen: dict[str, int]) -> float:
 
 
 @functools.cache
-def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
+def _tiles(gemm: Gemm, target: CudaTarget) -> _sm90.Tiles[Tile]:
     """Every tile that gives half the multiprocessors work and wastes little."""
     found = []
     for acc, swap, pingpong in itertools.product(_sm90.accumulators(gemm), (0, 1), (0, 1)):
@@ -213,7 +213,7 @@ def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
             little = bn <= widest and _waste(gemm, chosen) <= MAX_WASTE
             if aligned and many and little and _stages(chosen, target):
                 found.append(Tile(acc, swap, pingpong, bm, bn))
-    return tuple(found)
+    return _sm90.Tiles(found)
 
 
 FAMILY = Persistent()

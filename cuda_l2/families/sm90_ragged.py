@@ -53,7 +53,7 @@ class Ragged(_sm90.HopperFamily):
     def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
         """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
         if name in Tile._fields:
-            return _sm90.among(_tiles(gemm), {**chosen, name: value})
+            return _tiles(gemm).begin({**chosen, name: value})
         c, chosen = SimpleNamespace(**chosen), {**chosen, name: value}
         tiles = cdiv(gemm.m, c.BM) * cdiv(gemm.n, c.BN)
         match name:
@@ -214,7 +214,7 @@ def _stages(chosen: dict[str, int], target: CudaTarget) -> int:
 
 
 @functools.cache
-def _tiles(gemm: Gemm) -> tuple[Tile, ...]:
+def _tiles(gemm: Gemm) -> _sm90.Tiles[Tile]:
     """Every tile that no smaller one replaces."""
     found, wide = [], [bn for bn in WIDTHS.values if bn >= 64]  # for row-major B the least is 64 wide
     for bm, widest in WIDEST.items():
@@ -223,7 +223,7 @@ def _tiles(gemm: Gemm) -> tuple[Tile, ...]:
             needed = _sm90.needed(bm, gemm.m, WIDEST) and _sm90.needed(bn, gemm.n, wide)
             if aligned and bn <= widest and needed:
                 found.append(Tile(bm, bn))
-    return tuple(found)
+    return _sm90.Tiles(found)
 
 
 FAMILY = Ragged()

@@ -149,9 +149,9 @@ def _order(order: int, cluster: int) -> tuple[str, list[str]]:
 def _guesses(gemm: Gemm, target: CudaTarget, fitted: bool) -> Iterator[dict[str, int]]:
     """Choices up to COUNT of which one is usually good: no clusters along M or N. fitted: operands are swapped."""
     tiles = space.tiles(gemm, target, fitted)
-    first = {"ACC": tiles[0].ACC, "SWAP": int(fitted or tiles[0].SWAP)}
+    first = tiles[0].ACC, int(fitted or tiles[0].SWAP)
     for tile in tiles:
-        if not _sm90.among([tile], first):
+        if first != (tile.ACC, tile.SWAP):
             continue
         # short steps suit large tiles; small ones are bound by the costs of a step beside its products
         area = tile.BM * tile.BN
