@@ -40,7 +40,7 @@ from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.measure.quick import Item, QuickTimer
 from cuda_l2.propose._base import FamilySpace, UnionSpace, Values, mutated
 from cuda_l2.propose._network import Question, ScheduleNetwork
-from cuda_l2.propose._weights import LARGEST, shipped
+from cuda_l2.propose._weights import LARGEST, SHIPPED, Weights, load
 from cuda_l2.records import Accumulate, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.runs.grid import read_grid, shuffled
 from cuda_l2.runs.shortlist import distance
@@ -87,10 +87,8 @@ Timings = dict[Gemm, Times]
 class Guesser:
     """Ranks schedules of a shape. target: the machine; times: what round 1 measured."""
 
-    def __init__(self, target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
+    def __init__(self, weights: Weights, target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
         torch.set_num_threads(1)
-        weights = shipped()
-        assert weights  # main has looked
         self._weights, self._target, self._times = weights, target, times
         self._best = {gemm: sorted(own, key=own.__getitem__)[:2] for gemm, own in times.items()}
         self._networks: dict[tuple[Choice, ...], ScheduleNetwork] = {}
@@ -143,7 +141,8 @@ class Guesser:
         off -= off.min()
         apart = (values[:, None] != values[None, : len(measured_us)]).sum(2)
         weight = np.exp(-apart / NEAR)
-        told: NDArray[np.floating] = (weight @ off + PRIOR * np.median(off)) / (weight.sum(1) + PRIOR)
+        # no product of BLAS: every process's would have threads of its own
+        told: NDArray[np.floating] = ((weight * off).sum(1) + PRIOR * np.median(off)) / (weight.sum(1) + PRIOR)
         return slow + told
 
     def _network(self, space: Space) -> ScheduleNetwork:
@@ -165,6 +164,8 @@ class Guesser:
         return family.name, tuple(schedule.named.items())
 
     def _valid(self, guess: Guess, gemm: Gemm) -> bool:
+        if not family_of(guess.family).serves(gemm, self._target):
+            return False
         try:
             _schedule(guess.family, guess.schedule, gemm, self._target)
         except ValueError:
@@ -222,8 +223,8 @@ _GUESSER: list[Guesser] = []
 """State of a process that guesses."""
 
 
-def _prepare(target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
-    _GUESSER[:] = [Guesser(target, times)]
+def _prepare(path: Path, target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
+    _GUESSER[:] = [Guesser(load(path), target, times)]
 
 
 def _guesses(gemm: Gemm) -> list[Guess]:
@@ -233,8 +234,8 @@ def _guesses(gemm: Gemm) -> list[Guess]:
 class Tuning:
     """Shapes on one machine: guesses, kernels built, times."""
 
-    def __init__(self, gemms: Sequence[Gemm], target: CudaTarget) -> None:
-        self.gemms, self.target = dict.fromkeys(gemms), target
+    def __init__(self, gemms: Sequence[Gemm], target: CudaTarget, weights: Path) -> None:
+        self.gemms, self.target, self.weights = dict.fromkeys(gemms), target, weights
         self.times: Timings = {}
         self._built: dict[str, str] = {}  # cubins by kernel
         self._refused: set[str] = set()  # kernels that do not build
@@ -251,7 +252,7 @@ class Tuning:
         if file.exists():
             return self._take(timings)
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.target.cores, context, _prepare, (self.target, self.times)) as pool:
+        with ProcessPoolExecutor(self.target.cores, context, _prepare, (self.weights, self.target, self.times)) as pool:
             guesses = dict(zip(self.gemms, pool.map(_guesses, self.gemms, chunksize=4), strict=True))
         for gemm, own in guesses.items():
             left = [guess for guess in own if guess.kernel not in self._refused and (gemm, guess) not in self._failed]
@@ -378,6 +379,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, choices=(1, 2), default=2)
     parser.add_argument("--kernels", type=int, default=300, help="kernels that a round builds at most")
     parser.add_argument("--tries", type=int, default=8, help="launches of a shape and layout that a round times")
+    parser.add_argument("--weights", type=Path, default=SHIPPED, help="of another policy than the shipped one")
     parser.add_argument("--beside", type=Path, help="a table whose choices are timed beside the winners")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -391,10 +393,11 @@ def main() -> int:
         if options.beside and not {row.gemm for row in theirs} & set(gemms):
             raise UserError(f"{options.beside} names a plain launch for none of these shapes")
         target = cuda.detect()
-        if not target.runs("sm_90a") or not shipped():
-            raise UserError("the shipped policy's weights are of Hopper GPUs' kernels: a Hopper GPU is needed")
+        load(options.weights)
+        if not target.runs("sm_90a"):
+            raise UserError("the policy's weights are of Hopper GPUs' kernels: a Hopper GPU is needed")
         options.out.mkdir(parents=True, exist_ok=True)
-        tuning = Tuning(gemms, target)
+        tuning = Tuning(gemms, target, options.weights)
         for number in range(1, options.rounds + 1):
             tuning.round(options.kernels, options.tries, options.out / f"times-{number}.csv")
             write_table(options.out / "schedules.csv", tuning.table())

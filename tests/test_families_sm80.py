@@ -180,14 +180,13 @@ def test_rows_of_shared_memory_in_the_same_banks_are_read_one_after_the_other(wi
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_guesses_are_valid_and_begin_with_what_the_model_takes_for_the_fastest(shape, arch) -> None:
+def test_guesses_are_valid_and_sorted_by_the_model_behind_the_default(shape, arch) -> None:
     gemm, target = Gemm.parse(shape), machine(arch)
     ranked = FAMILY.ranked(gemm, target, 40)
     schedules = [Schedule(FAMILY, gemm, target, values) for values in ranked]  # ValueError where one is not valid
     times = [FAMILY.estimate_us(gemm, target, schedule.named) for schedule in schedules]
-    assert times == sorted(times) and len(set(ranked)) == len(ranked)
-    assert ranked[:2] == FAMILY.ranked(gemm, target, 2)
-    assert FAMILY.default(gemm, target) in FAMILY.ranked(gemm, target, 400)
+    assert times[1:] == sorted(times[1:]) and len(set(ranked)) == len(ranked)
+    assert ranked[:2] == FAMILY.ranked(gemm, target, 2) and ranked[0] == FAMILY.default(gemm, target)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """survey.py and shortlist.py: what is tried on a shape, what is built, and that an interrupted run goes on."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -8,9 +9,11 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from cuda_l2.contract import kernel_id, parse_cuda
 from cuda_l2.families._base import families_for
@@ -330,6 +333,23 @@ def test_what_a_table_names_is_timed_twice_and_long_launches_seldom() -> None:
     assert rounds == sorted(rounds, reverse=True) and rounds[0] == rounds[1] > rounds[2] > rounds[3] == 7
     bench.least_rounds = 31
     assert [bench._final_rounds(guess_us) for guess_us in (2.0, 1000.0)] == [rounds[0], 31]
+
+
+def test_workspaces_of_a_plan_lie_apart_and_plans_share_them() -> None:
+    """Both copies of ragged operands in one buffer made every such kernel wrong."""
+    bench: Any = object.__new__(quick._Bench)
+    bench.tensors, bench.workspaces, bench.outgrown = {}, {}, []
+    bench.torch = SimpleNamespace(
+        half=torch.half,
+        int32=torch.int32,
+        randn=lambda size, dtype, device: torch.zeros(size, dtype=dtype),
+        full=lambda shape, fill, dtype, device: torch.full(shape, fill, dtype=dtype),
+    )
+    size = 1 << 20
+    spaces = [SimpleNamespace(bytes=size, persistent=kind, fill=0) for kind in (False, False, True, True)]
+    found = [bench._workspace(space, place) for place, space in enumerate(spaces)]
+    assert all(b - a >= size for a, b in itertools.pairwise(sorted(found)))
+    assert found == [bench._workspace(space, place) for place, space in enumerate(spaces)]
 
 
 @pytest.mark.gpu

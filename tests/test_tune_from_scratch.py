@@ -154,7 +154,7 @@ def test_a_round_that_was_stopped_goes_on_with_the_sizes_that_are_left(tool, run
 def test_times_of_an_earlier_round_are_scaled_to_the_clock_of_the_next(tool) -> None:
     gemm = Gemm(64, 64, 64)
     a, b, c, d = (tool.Guess("f", (("X", i),), "k") for i in range(4))
-    tuning = tool.Tuning([gemm], compile_only("sm_90a"))
+    tuning = tool.Tuning([gemm], compile_only("sm_90a"), Path())
     tuning._take({gemm: {a: 10.0, b: 11.0, c: 12.0}})
     tuning._take({gemm: {a: 5.0, b: 5.4, d: 7.0}})
     assert tuning.times[gemm] == pytest.approx({a: 5.0, b: 5.4, c: 12 * (0.5 + 5.4 / 11) / 2, d: 7.0})
@@ -186,6 +186,7 @@ def test_winners_are_timed_beside_a_tables_launches(run, tmp_path, capsys) -> No
     ("words", "says"),
     [
         (["--kernels", "0"], "at least 1"),
+        (["--weights", __file__], "holds no weights"),
         (["--grid", "64x64x64:bf16"], "fp16 elements with fp32 sums alone"),
         (["--grid", "64x64x65", "--beside", str(TABLE)], "a plain launch for none"),
     ],

@@ -85,9 +85,10 @@ class Sm80Gemm(Family):
         return self.nearest(_wanted(gemm, target), gemm, target)
 
     def ranked(self, gemm: Gemm, target: CudaTarget, count: int) -> list[tuple[int, ...]]:
-        likely = [self.nearest(chosen, gemm, target) for chosen in _guesses(gemm, target)]
-        found = dict.fromkeys([self.default(gemm, target), *likely])
-        return sorted(found, key=lambda values: self.estimate_us(gemm, target, self.named(values)))[:count]
+        default = self.default(gemm, target)
+        likely = {self.nearest(chosen, gemm, target) for chosen in _guesses(gemm, target)} - {default}
+        modelled = sorted((self.estimate_us(gemm, target, self.named(values)), values) for values in likely)
+        return [default, *(values for _, values in modelled)][:count]
 
     def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
         """Microseconds of a launch, fitted to 1,200 timings on one H100; where operands go straight to registers, to

@@ -179,7 +179,7 @@ class _Bench:
         self.helpers = Helpers(compiled_helpers(detect().arch))
         self.modules: dict[str, Any] = {}
         self.tensors: dict[tuple[str, Any], Any] = {}  # by name and type
-        self.workspaces: dict[int, Any] = {}  # by what fills them
+        self.workspaces: dict[tuple[int, int], Any] = {}  # by what fills them and place in a plan
         self.outgrown: list[Any] = []  # kernels of this shape are still bound to them
         self._warm_up()
 
@@ -266,7 +266,7 @@ class _Bench:
         nodes = self._nodes(guess_us)
         plain: Plan = pickle.loads(item.plan)  # our own parent's
         pointers = {"a": self.a, "b": self.b[item.layout], "c": self.c.data_ptr()}
-        pointers |= {space.name: self._workspace(space) for space in plain.workspaces}
+        pointers |= {space.name: self._workspace(space, place) for place, space in enumerate(plain.workspaces)}
         for edge in edges:
             plan = as_dependent(plain) if edge == DEPENDENT else plain
             try:
@@ -284,7 +284,7 @@ class _Bench:
         difference = float(torch.linalg.vector_norm(self.c - self.reference, dtype=torch.float32) / self.norm)
         coarser = torch.finfo(self.c.dtype).eps / torch.finfo(torch.half).eps
         if not difference < LIMITS[gemm.accumulate] * coarser:
-            for fill, tensor in self.workspaces.items():
+            for (fill, _), tensor in self.workspaces.items():
                 tensor.fill_(fill)  # it may not be as it was found
             raise _Wrong(f"wrong result: relative difference {difference:.2g}")
 
@@ -308,17 +308,19 @@ class _Bench:
             self.tensors[name, dtype] = torch.randn(max(size, 1 << 24), dtype=dtype, device="cuda")
         return self.tensors[name, dtype][:size]
 
-    def _workspace(self, space: Any) -> int:
-        """One buffer serves all that are filled alike: kernels leave persistent ones as they found them."""
+    def _workspace(self, space: Any, place: int) -> int:
+        """A buffer for the workspace at this place of a plan. Plans share buffers, also persistent ones that are filled
+        alike, since kernels leave those as they found them.
+        """
         if not space.persistent:
-            return int(self._tensor("scratch", -(-space.bytes // 2)).data_ptr())
+            return int(self._tensor(f"scratch {place}", -(-space.bytes // 2)).data_ptr())
         fill = space.fill - (1 << 32) if space.fill >= 1 << 31 else space.fill
         words = -(-space.bytes // 4)
-        if fill not in self.workspaces or self.workspaces[fill].numel() < words:
+        if (fill, place) not in self.workspaces or self.workspaces[fill, place].numel() < words:
             shape = (max(2 * words, 1 << 23),)
-            self.outgrown.append(self.workspaces.get(fill))
-            self.workspaces[fill] = self.torch.full(shape, fill, dtype=self.torch.int32, device="cuda")
-        return int(self.workspaces[fill].data_ptr())
+            self.outgrown.append(self.workspaces.get((fill, place)))
+            self.workspaces[fill, place] = self.torch.full(shape, fill, dtype=self.torch.int32, device="cuda")
+        return int(self.workspaces[fill, place].data_ptr())
 
     def _warm_up(self) -> None:
         x = self._tensor("a", 8192 * 8192).view(8192, 8192)
