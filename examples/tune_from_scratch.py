@@ -405,7 +405,7 @@ def main() -> int:
             pairs = tuning.beside(theirs)
             if not pairs:
                 raise UserError("nothing was timed beside the table: see above")
-            sizes = [(gemm.m, gemm.n, gemm.k, *us) for gemm, *us in pairs]
+            sizes = [(gemm.m, gemm.n, gemm.k, f"{us:.4f}", f"{theirs_us:.4f}") for gemm, us, theirs_us in pairs]
             write_text(options.out / "beside.csv", csv_text(("m", "n", "k", "us", "table_us"), sizes))
             shares = [other / mine for _, mine, other in pairs]
             print(
