@@ -1,4 +1,4 @@
-"""Tunes many shapes from nothing in minutes: the shipped policy says which few kernels to build and which few to time.
+"""Tunes many shapes from nothing in minutes: a trained policy says which few kernels to build and which few to time.
 
     python examples/tune_from_scratch.py --out FOLDER
     python examples/tune_from_scratch.py --grid 64x4096x4096,128x4096x4096 --beside TABLE --out FOLDER
@@ -8,13 +8,15 @@ families' models do). A few hundred kernels are built that hold many of the earl
 of a shape's guesses that are among them are timed. Round 2: the same with other candidates too, changed copies of a
 shape's best and the best of shapes alike; what was measured of a shape corrects the policy there, and its best are
 timed once more. Plain launches, fp32 sums, both layouts. Writes times-1.csv, times-2.csv and schedules.csv, a dispatch
-table; goes on where it was stopped. --beside then times the winners, in one run, beside what a table names for the
-shape. Needs a Hopper GPU. docs/learning.md has what it gave.
+table. Goes on where it was stopped, with the same settings; what failed before is tried again then. --beside then times
+the winners, in one run, beside what a table names for the shape (beside.csv). Needs a Hopper GPU. docs/learning.md has
+what it gave.
 """
 
 import argparse
 import heapq
 import itertools
+import json
 import math
 import multiprocessing
 import pickle
@@ -45,7 +47,7 @@ from cuda_l2.records import Accumulate, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.runs.grid import read_grid, shuffled
 from cuda_l2.runs.shortlist import distance
 from cuda_l2.system.errors import MachineError, UserError
-from cuda_l2.system.files import csv_text, write_text
+from cuda_l2.system.files import csv_text, read_text, write_text
 from cuda_l2.system.lock import machine_lock
 
 Space = FamilySpace | UnionSpace
@@ -63,11 +65,12 @@ corrections has the weight PRIOR."""
 UNSURE = 1.02
 """The time of a launch that was no finalist is multiplied by this: the least of many such times is low by chance."""
 FINALISTS, AGAIN = 5, 3
-"""Launches of a shape and layout that the timer's second pass repeats; those of round 1 that round 2 times again."""
-LEAST_FINAL_ROUNDS = (7, 31)
-"""How often in either round, for long launches: with 7, differences of 1 % are chance (docs/log.md)."""
+"""The fastest launches of a shape and layout that the timer's second pass repeats, one fewer of long ones; the fastest
+of round 1 that round 2 times again, in both passes."""
+LEAST_SAMPLES = (7, 31)
+"""Samples of a long launch in that pass, at least, in round 1 and 2: with 7, differences of 1 % are chance."""
 KEPT_EVERY = 50
-"""Times are kept on the way each time so many sizes more are timed."""
+"""Sizes between two writes of the times so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,6 @@ class Guesser:
     """Ranks schedules of a shape. target: the machine; times: what round 1 measured."""
 
     def __init__(self, weights: Weights, target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
-        torch.set_num_threads(1)
         self._weights, self._target, self._times = weights, target, times
         self._best = {gemm: sorted(own, key=own.__getitem__)[:2] for gemm, own in times.items()}
         self._networks: dict[tuple[Choice, ...], ScheduleNetwork] = {}
@@ -142,8 +144,8 @@ class Guesser:
         apart = (values[:, None] != values[None, : len(measured_us)]).sum(2)
         weight = np.exp(-apart / NEAR)
         # no product of BLAS: every process's would have threads of its own
-        told: NDArray[np.floating] = ((weight * off).sum(1) + PRIOR * np.median(off)) / (weight.sum(1) + PRIOR)
-        return slow + told
+        correction: NDArray[np.floating] = ((weight * off).sum(1) + PRIOR * np.median(off)) / (weight.sum(1) + PRIOR)
+        return slow + correction
 
     def _network(self, space: Space) -> ScheduleNetwork:
         if space.choices not in self._networks:
@@ -224,6 +226,7 @@ _GUESSER: list[Guesser] = []
 
 
 def _prepare(path: Path, target: CudaTarget, times: Mapping[Gemm, Times]) -> None:
+    torch.set_num_threads(1)
     _GUESSER[:] = [Guesser(load(path), target, times)]
 
 
@@ -235,7 +238,7 @@ class Tuning:
     """Shapes on one machine: guesses, kernels built, times."""
 
     def __init__(self, gemms: Sequence[Gemm], target: CudaTarget, weights: Path) -> None:
-        self.gemms, self.target, self.weights = dict.fromkeys(gemms), target, weights
+        self.gemms, self.target, self.weights = tuple(gemms), target, weights
         self.times: Timings = {}
         self._built: dict[str, str] = {}  # cubins by kernel
         self._refused: set[str] = set()  # kernels that do not build
@@ -248,9 +251,10 @@ class Tuning:
     def round(self, kernels: int, tries: int, file: Path) -> None:
         """Guess, build and time once, or go on with what is left of it; then the times are in the file."""
         part = file.with_suffix(".part.csv")
-        timings = self._read(part if part.exists() else file)
+        timings = self._read(file if file.exists() else part)
         if file.exists():
-            return self._take(timings)
+            self._take(timings)
+            return
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.target.cores, context, _prepare, (self.weights, self.target, self.times)) as pool:
             guesses = dict(zip(self.gemms, pool.map(_guesses, self.gemms, chunksize=4), strict=True))
@@ -259,27 +263,34 @@ class Tuning:
             guesses[gemm] = left
         again = {gemm: sorted(times, key=times.__getitem__)[:AGAIN] for gemm, times in self.times.items()}
         known = {guess.kernel: (gemm, guess) for gemm, times in self.times.items() for guess in times}
-        chosen = choose(guesses, kernels, known)
-        self.say(f"guessed; {len(chosen)} kernels to build")
+        chosen = choose(guesses, kernels, known.keys() | self._built.keys())
         missing = {kernel: found for kernel, found in {**known, **chosen}.items() if kernel not in self._built}
+        self.say(f"guessed; {len(missing)} kernels to build")
         self._compile({kernel: self._row(*found).candidate(self.target) for kernel, found in missing.items()})
         tried = {gemm: [guess for guess in own if guess.kernel in self._built][:tries] for gemm, own in guesses.items()}
         both = {g: [*(old for old in again.get(g, ()) if old.kernel in self._built), *own] for g, own in tried.items()}
         self.say(f"built; {sum(map(len, both.values()))} launches to time")
         rest = {gemm: own for gemm, own in both.items() if gemm not in timings}
-        for done, times in enumerate(self._timed(rest, again, LEAST_FINAL_ROUNDS[bool(self.times)]), start=1):
-            timings |= times
-            if done % KEPT_EVERY == 0:
-                write_table(part, self._rows(timings))
+        try:
+            for done, times in enumerate(self._timed(rest, again, LEAST_SAMPLES[bool(self.times)]), start=1):
+                timings |= times
+                if done % KEPT_EVERY == 0:
+                    write_table(part, self._rows(timings))
+        finally:
+            write_table(part, self._rows(timings))
         self.say(f"timed; {len(self._refused)} kernels did not build, {len(self._failed)} launches failed")
-        write_table(file, self._rows(timings))
-        part.unlink(missing_ok=True)
-        return self._take(timings)
+        part.replace(file)
+        self._take(timings)
 
     def _take(self, timings: Timings) -> None:
-        """Learn a round's times. What was timed before is scaled to this round's process and clock."""
+        """Learn a round's times. Those of before are scaled to this round's process and clock; what was to be timed
+        again and has no time now is left out.
+        """
         for gemm, times in timings.items():
             known = self.times.setdefault(gemm, {})
+            for guess in sorted(known, key=known.__getitem__)[:AGAIN]:
+                if guess not in times:
+                    del known[guess]
             if ratios := [us / known[guess] for guess, us in times.items() if guess in known]:
                 self.times[gemm] = known = {guess: us * float(np.median(ratios)) for guess, us in known.items()}
             known.update(times)
@@ -287,9 +298,11 @@ class Tuning:
     def _read(self, path: Path) -> Timings:
         """A round's times from its file, none where there is none; UserError where it is damaged."""
         timings: Timings = {}
-        for row in read_times(path) if path.exists() else ():
-            if row.gemm in self.gemms:
-                timings.setdefault(row.gemm, {})[self._guess(row)] = row.us
+        rows = read_times(path) if path.exists() else []
+        for row in rows:
+            timings.setdefault(row.gemm, {})[self._guess(row)] = row.us
+        if rows:
+            self.say(f"read {len(rows)} times from {path}")
         return timings
 
     def _rows(self, timings: Timings) -> list[Row]:
@@ -317,7 +330,7 @@ class Tuning:
                 tried[gemm].append(guess)
         once = {gemm: list(dict.fromkeys(own)) for gemm, own in tried.items()}
         times: Timings = {}
-        for found in self._timed(once, once, LEAST_FINAL_ROUNDS[-1]):
+        for found in self._timed(once, once, LEAST_SAMPLES[-1]):
             times |= found
         least: dict[Gemm, float] = {}
         for gemm, guess in pairs:
@@ -349,13 +362,13 @@ class Tuning:
             servers.close()
 
     def _timed(
-        self, tried: Mapping[Gemm, Sequence[Guess]], finalists: Mapping[Gemm, Sequence[Guess]], rounds: int
+        self, tried: Mapping[Gemm, Sequence[Guess]], finalists: Mapping[Gemm, Sequence[Guess]], samples: int
     ) -> Iterator[Timings]:
-        """Size by size. finalists: timed in the second pass whatever the first gave. rounds: of that pass, at least."""
+        """Size by size. finalists: timed in the second pass whatever the first gave. samples: their least number."""
         sizes: defaultdict[Gemm, list[tuple[Gemm, Guess]]] = defaultdict(list)
         for gemm, guesses in tried.items():
             sizes[gemm.any_layout] += [(gemm, guess) for guess in guesses]
-        with machine_lock(bus_id()), QuickTimer(0, FINALISTS, least_rounds=rounds) as timer:
+        with machine_lock(bus_id()), QuickTimer(0, FINALISTS, least_rounds=samples) as timer:
             for size in shuffled(list(sizes), 0):
                 items, found = [], dict[Gemm, Times]()
                 for gemm, guess in sizes[size]:
@@ -366,11 +379,23 @@ class Tuning:
                 for (gemm, guess), sample in zip(sizes[size], timer.time(size, items), strict=True):
                     us = sample.final[0] if math.isfinite(sample.final[0]) else sample.first[0] * UNSURE
                     if math.isfinite(us):
-                        found.setdefault(gemm, {})[guess] = us
+                        found.setdefault(gemm, {})[guess] = round(us, 3)  # as it is kept
                     else:
                         self._failed.add((gemm, guess))
                         self.say(f"{gemm} {guess.family}: {sample.reason or 'no time'}")
                 yield found
+
+
+def _require_same(path: Path, settings: dict[str, object]) -> None:
+    """UserError where the folder was begun with other settings, which are kept in this file."""
+    if path.exists():
+        try:
+            before = dict(json.loads(read_text(path)))
+        except (ValueError, TypeError):
+            raise UserError(f"{path} is damaged: give another --out") from None
+        if other := [name for name, value in settings.items() if before.get(name) != value]:
+            raise UserError(f"{path.parent} was begun with other {', '.join(other)}: give another --out")
+    write_text(path, json.dumps(settings, indent=1) + "\n")
 
 
 def main() -> int:
@@ -379,7 +404,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, choices=(1, 2), default=2)
     parser.add_argument("--kernels", type=int, default=300, help="kernels that a round builds at most")
     parser.add_argument("--tries", type=int, default=8, help="launches of a shape and layout that a round times")
-    parser.add_argument("--weights", type=Path, default=SHIPPED, help="of another policy than the shipped one")
+    parser.add_argument("--weights", type=Path, default=SHIPPED, help="of a policy, if not the shipped one")
     parser.add_argument("--beside", type=Path, help="a table whose choices are timed beside the winners")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -393,14 +418,24 @@ def main() -> int:
         if options.beside and not {row.gemm for row in theirs} & set(gemms):
             raise UserError(f"{options.beside} names a plain launch for none of these shapes")
         target = cuda.detect()
-        load(options.weights)
         if not target.runs("sm_90a"):
-            raise UserError("the policy's weights are of Hopper GPUs' kernels: a Hopper GPU is needed")
+            raise UserError("the kernels are for Hopper GPUs: one is needed")
         options.out.mkdir(parents=True, exist_ok=True)
+        same = {
+            "shapes": list(map(str, gemms)),
+            "kernels": options.kernels,
+            "tries": options.tries,
+            "weights": load(options.weights).fingerprint,
+            "machine": target.machine,
+        }
+        _require_same(options.out / "settings.json", same)
         tuning = Tuning(gemms, target, options.weights)
-        for number in range(1, options.rounds + 1):
-            tuning.round(options.kernels, options.tries, options.out / f"times-{number}.csv")
-            write_table(options.out / "schedules.csv", tuning.table())
+        files = [options.out / f"times-{number}.csv" for number in (1, 2)]
+        for number, file in enumerate(files, start=1):
+            if number <= options.rounds or file.exists():
+                tuning.round(options.kernels, options.tries, file)
+                if file == files[-1] or not files[-1].exists():
+                    write_table(options.out / "schedules.csv", tuning.table())
         if theirs:
             pairs = tuning.beside(theirs)
             if not pairs:

@@ -190,13 +190,13 @@ def test_guesses_are_valid_and_sorted_by_the_model_behind_the_default(shape, arc
 
 
 @pytest.mark.parametrize(
-    ("shape", "tile"), [("128x128x256:tn", (16, 16, 1, 1, 4, 256)), ("64x1024x64", (16, 64, 1, 2, 1, 64))]
+    ("shape", "tile"), [("128x128x256:tn", (16, 16, 1, 1, 4, 256)), ("256x512x64:tn", (16, 64, 1, 2, 1, 64))]
 )
 def test_guesses_of_tiny_products_hold_what_won_on_a_gpu(shape, tile) -> None:
-    """results/h200/schedules.csv."""
+    """As results/h200/schedules.csv has it."""
     gemm = Gemm.parse(shape)
     names = ("BM", "BN", "WARPS_M", "WARPS_N", "WARPS_K", "BK")
-    guesses = [FAMILY.named(values) for values in FAMILY.ranked(gemm, HOPPER, 100)]
+    guesses = [FAMILY.named(values) for values in FAMILY.ranked(gemm, HOPPER, 16)]
     assert tile in [tuple(guess[name] for name in names) for guess in guesses if guess["LOAD"] == DIRECT]
 
 

@@ -54,10 +54,12 @@ class Servers:
 
 
 class Timer:
-    """A launch's time is told by its plan."""
+    """A launch's time follows from its plan."""
 
     asked: ClassVar[list[tuple[Gemm, list[Any]]]] = []
     interrupted: ClassVar[set[int]] = set()  # at which questions Ctrl-C comes
+    failing: ClassVar[set[bytes]] = set()  # plans
+    finals: ClassVar[bool] = True  # whether there is a second pass
     rounds: ClassVar[list[int]] = []
 
     def __init__(self, seed, finalists, *, least_rounds) -> None:
@@ -73,7 +75,12 @@ class Timer:
             self.interrupted.remove(len(self.asked))
             raise KeyboardInterrupt
         self.asked.append((gemm, list(items)))
-        return [Sampled(first=[math.nan] * 2, final=[time_us(item), math.nan]) for item in items]
+        return [
+            Sampled(reason="wrong result")
+            if item.plan in self.failing
+            else Sampled(first=[time_us(item), math.nan], final=[time_us(item) if self.finals else math.nan, math.nan])
+            for item in items
+        ]
 
 
 def time_us(item) -> float:
@@ -86,6 +93,9 @@ def tool(monkeypatch):
     monkeypatch.setattr(Timer, "asked", [])
     monkeypatch.setattr(Timer, "rounds", [])
     monkeypatch.setattr(Timer, "interrupted", set())
+    monkeypatch.setattr(Timer, "failing", set())
+    monkeypatch.setattr(Timer, "finals", True)
+    monkeypatch.setattr(tool.torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(Servers, "refused", set())
     for name, stand_in in (("ProcessPoolExecutor", Pool), ("BuildServers", Servers), ("QuickTimer", Timer)):
         monkeypatch.setattr(tool, name, stand_in)
@@ -142,22 +152,75 @@ def test_a_round_times_what_was_built_and_the_next_one_the_fastest_again_beside_
     assert all(winners[gemm] == min(row.us for row in second if row.gemm == gemm) for gemm in best)
 
 
-def test_a_round_that_was_stopped_goes_on_with_the_sizes_that_are_left(tool, run, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(tool, "KEPT_EVERY", 1)
+def test_a_round_that_was_stopped_goes_on_with_the_sizes_that_are_left(run, tmp_path) -> None:
     Timer.interrupted.update({1, 3})  # at the second of two sizes, in either round
     assert [run(), run(), run()] == [130, 130, 0]
     assert [gemm for gemm, _ in Timer.asked[:2]] == [gemm for gemm, _ in Timer.asked[2:]] and len(Timer.asked) == 4
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"schedules.csv", "times-1.csv", "times-2.csv"}
+    left = {"schedules.csv", "settings.json", "times-1.csv", "times-2.csv"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == left
     assert len({row.gemm for row in read_times(tmp_path / "out" / "times-2.csv")}) == 4
+
+
+def test_times_are_kept_on_the_way_too(tool, run, monkeypatch, tmp_path) -> None:
+    kept = []
+    monkeypatch.setattr(tool, "KEPT_EVERY", 1)
+    monkeypatch.setattr(tool, "write_table", lambda path, rows: kept.append(path.name) or write_table(path, rows))
+    assert run("--rounds", "1") == 0
+    assert kept == [*["times-1.part.csv"] * 3, "schedules.csv"]  # both sizes, the end
+
+
+def test_what_fails_when_it_is_timed_again_does_not_win(run, tmp_path) -> None:
+    assert run("--rounds", "1") == 0
+    Timer.failing.update(item.plan for _, items in Timer.asked for item in items)
+    before = {(row.gemm, row.family, row.schedule) for row in read_times(tmp_path / "out" / "times-1.csv")}
+    assert run() == 0
+    winners = read_table(tmp_path / "out" / "schedules.csv")
+    assert len(winners) == 4 and not {(row.gemm, row.family, row.schedule) for row in winners} & before
+
+
+def test_a_launch_without_a_second_pass_counts_as_slower(run, tmp_path) -> None:
+    assert run("--rounds", "1") == 0
+    sure = [row.us for row in read_times(tmp_path / "out" / "times-1.csv")]
+    Timer.finals = False
+    assert run("--rounds", "1", "--out", str(tmp_path / "other")) == 0
+    unsure = [row.us for row in read_times(tmp_path / "other" / "times-1.csv")]
+    assert unsure == pytest.approx([1.02 * us for us in sure], abs=2e-3)
+
+
+def test_a_table_of_two_rounds_is_not_replaced_by_that_of_one(run, tmp_path) -> None:
+    assert run() == 0
+    table = (tmp_path / "out" / "schedules.csv").read_bytes()
+    assert run("--rounds", "1") == 0
+    assert (tmp_path / "out" / "schedules.csv").read_bytes() == table and len(Timer.asked) == 4
+
+
+@pytest.mark.parametrize("words", [["--grid", "64x64x64"], ["--tries", "4"], ["--kernels", "41"]])
+def test_a_folder_of_other_settings_is_left_alone(run, words, tmp_path, capsys) -> None:
+    assert run("--rounds", "1") == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert run(*words) == 2
+    name = {"--grid": "shapes"}.get(words[0], words[0].removeprefix("--"))
+    assert f"begun with other {name}: give another --out" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize(("name", "says"), [("times-1.csv", "times-1.csv, line 3"), ("settings.json", "is damaged")])
+def test_a_damaged_file_is_one_line(run, name, says, tmp_path, capsys) -> None:
+    assert run("--rounds", "1") == 0
+    file = tmp_path / "out" / name
+    file.write_text(file.read_text()[: 300 if name == "times-1.csv" else 20])
+    capsys.readouterr()
+    assert run() == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_times_of_an_earlier_round_are_scaled_to_the_clock_of_the_next(tool) -> None:
     gemm = Gemm(64, 64, 64)
-    a, b, c, d = (tool.Guess("f", (("X", i),), "k") for i in range(4))
+    a, b, c, d, e = (tool.Guess("f", (("X", i),), "k") for i in range(5))
     tuning = tool.Tuning([gemm], compile_only("sm_90a"), Path())
-    tuning._take({gemm: {a: 10.0, b: 11.0, c: 12.0}})
+    tuning._take({gemm: {a: 10.0, b: 11.0, c: 12.0, e: 20.0}})
     tuning._take({gemm: {a: 5.0, b: 5.4, d: 7.0}})
-    assert tuning.times[gemm] == pytest.approx({a: 5.0, b: 5.4, c: 12 * (0.5 + 5.4 / 11) / 2, d: 7.0})
+    assert tuning.times[gemm] == pytest.approx({a: 5.0, b: 5.4, d: 7.0, e: 20 * (0.5 + 5.4 / 11) / 2})
 
 
 def test_winners_are_timed_beside_a_tables_launches(run, tmp_path, capsys) -> None:

@@ -107,7 +107,7 @@ class Family(ABC):
         return [self.default(task, target)]
 
     def ranked(self, task: Any, target: Any, count: int) -> list[tuple[int, ...]]:
-        """Values of up to `count` schedules: the default, then the best by the family's own model first."""
+        """Values of up to `count` schedules: the default, then others, by the family's own model."""
         return [self.default(task, target)][:count]
 
     def estimate_us(self, task: Any, target: Any, chosen: dict[str, int]) -> float:

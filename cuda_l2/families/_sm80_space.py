@@ -56,7 +56,7 @@ BLOCKS_PER_SM = 16  # tiles so small that there are more are left out, up to MAX
 MAX_LEAST_AREA = 64 * 128
 MAX_PIECES_M, MAX_PIECES_N = 8, 16  # of 16 rows and 8 columns, a warp
 BASE_REGISTERS = 40  # addresses, counters
-GUESSED_PIECES = 4
+GUESSED_PIECES = 4  # of m16n8 that a guessed warp multiplies, at most
 
 
 def threads(choice: dict[str, int]) -> int:
@@ -253,4 +253,4 @@ def direct_guesses(gemm: Gemm, target: CudaTarget) -> Iterator[dict[str, int]]:
                 tile = {"LOAD": DIRECT, "ACC16": acc16, "BM": bm, "BN": bn, "WARPS_M": wm, "WARPS_N": wn, "WARPS_K": wk}
                 fitting = [bk for bk in VALUES["BK"] if _fits_bk({**tile, "BK": bk}, gemm, target)]
                 bk = min(fitting, key=lambda bk: (-(-gemm.k // bk), bk))
-                yield {**tile, "BK": bk, "STAGES": 1, "SPLIT_K": 1, "DOUBLE_BUFFER": 0, "PREFETCH": 0}
+                yield {**tile, "BK": bk, "STAGES": 1, "DOUBLE_BUFFER": 0, "PREFETCH": 0}

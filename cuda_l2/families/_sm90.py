@@ -52,8 +52,8 @@ class HopperFamily(Family):
 class Tiles(tuple[T, ...]):
     """A family's tiles for a task, the values of its first choices."""
 
-    def begin(self, chosen: Mapping[str, int]) -> bool:
-        """Whether a tile begins with these values, in the order of its choices."""
+    def one_begins_with(self, chosen: Mapping[str, int]) -> bool:
+        """Whether a tile has these values of its first choices, which come in the family's order."""
         return tuple(chosen.values()) in self._begun
 
     @cached_property

@@ -132,7 +132,7 @@ def resident(target: CudaTarget, cluster: int) -> int:
 def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget, fitted: bool = False) -> bool:
     """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
     if name in Tile._fields:
-        return tiles(gemm, target, fitted).begin({**chosen, name: value})
+        return tiles(gemm, target, fitted).one_begins_with({**chosen, name: value})
     x, y = _sm90.sides(gemm, chosen["SWAP"])
     c = SimpleNamespace(**chosen)
     shape = Shape({**chosen, name: value})

@@ -21,7 +21,7 @@ from cuda_l2.records import Accumulate, Gemm, Layout
 
 CLOCKS = 1755  # of a multiprocessor in a microsecond
 LAUNCH_US, SECOND_US, WARPS_K_US = 1.25, 1.4, 0.3
-"""A launch, the launch that adds up a split, the sum over warps along K."""
+"""A launch, the launch that adds up a split, the sum over warps along K where loads are not direct."""
 REGISTERS_TRIP_US, RING_TRIP_US = 0.71, 0.135
 """A trip of a block alone: operands through registers to shared memory, by cp.async."""
 PIECE_CLOCKS, MULTIPLY_CLOCKS = 7.5, 0.84
@@ -29,7 +29,7 @@ PIECE_CLOCKS, MULTIPLY_CLOCKS = 7.5, 0.84
 READ_BYTES_PER_US, PARTIAL_BYTES_PER_US, STORE_BYTES_PER_US = 8.8e6, 2.3e6, 2.5e6
 DIRECT_TRIP_US, DIRECT_CLOCKS, DIRECT_WAIT_CLOCKS, DIRECT_MULTIPLY_CLOCKS = 0.162, 2.35, 5.98, 4.42
 """Operands straight to registers: a trip; a load of one vector a thread, of a multiprocessor and by a warp alone; an
-m16n8k16."""
+m16n8k16; below bytes of operands and of C, and sums of other warps along K that are added."""
 DIRECT_READ_BYTES_PER_US, DIRECT_STORE_BYTES_PER_US, SUMS_PER_US = 7.06e6, 7.09e6, 2e4
 
 
@@ -98,7 +98,7 @@ class Sm80Gemm(Family):
         of which a ragged row needs more; reads of shared memory with their bank conflicts; products of whole tiles.
         """
         c, tn = SimpleNamespace(**chosen), gemm.layout is Layout.TN
-        blocks = cdiv(gemm.m, c.BM) * cdiv(gemm.n, c.BN) * c.SPLIT_K
+        blocks = _tiles(gemm, c.BM, c.BN) * c.SPLIT_K
         fitting = target.shared_bytes // max(1, shared_bytes(chosen))
         at_once = max(1, min(16, 1024 // threads(chosen), fitting))
         beside, rounds = min(at_once, cdiv(blocks, target.sms)), cdiv(blocks, target.sms * at_once)
@@ -213,7 +213,9 @@ def _guesses(gemm: Gemm, target: CudaTarget) -> Iterator[dict[str, int]]:
     for direct in space.direct_guesses(gemm, target):
         yield _usual(gemm) | direct
     for (bm, bn), split in itertools.product(GOOD_WARPS, space.VALUES["SPLIT_K"]):
-        yield _usual(gemm) | _pipelined(gemm, target, bm, bn, split)
+        chosen = _usual(gemm) | _pipelined(gemm, target, bm, bn, split)
+        if space.fits("SPLIT_K", split, chosen, gemm, target):
+            yield chosen
 
 
 def _usual(gemm: Gemm) -> dict[str, int]:
@@ -247,7 +249,7 @@ def _wanted_pipelined(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
 
     def cost(bm: int, bn: int, split: int) -> float:
         """Rounds of blocks, times a block's multiplications and, weighed, its fetches; and the second launch."""
-        rounds = -(-_blocks(gemm, bm, bn) * split // target.sms)
+        rounds = cdiv(_tiles(gemm, bm, bn) * split, target.sms)
         second = SECOND_LAUNCH_COST + PARTIAL_SUM_COST * split * gemm.m * gemm.n if split > 1 else 0
         return rounds * (bm * bn + 64 * (bm + bn)) * gemm.k / split + second
 
@@ -255,8 +257,8 @@ def _wanted_pipelined(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
     return _pipelined(gemm, target, bm, bn, split)
 
 
-def _blocks(gemm: Gemm, bm: int, bn: int) -> int:
-    return -(-gemm.m // bm) * -(-gemm.n // bn)
+def _tiles(gemm: Gemm, bm: int, bn: int) -> int:
+    return cdiv(gemm.m, bm) * cdiv(gemm.n, bn)
 
 
 def _pipelined(gemm: Gemm, target: CudaTarget, bm: int, bn: int, split: int) -> dict[str, int]:
@@ -266,7 +268,7 @@ def _pipelined(gemm: Gemm, target: CudaTarget, bm: int, bn: int, split: int) -> 
         warps_n, warps_k, bk = 2 * warps_n, 2, 64
     while bk > 32 and 3 * (bm + bn) * bk * 2 > space.shared_limit(target):
         bk //= 2
-    two_at_once = _blocks(gemm, bm, bn) * split > target.sms and bm * bn <= 128 * 128
+    two_at_once = _tiles(gemm, bm, bn) * split > target.sms and bm * bn <= 128 * 128
     stages = space.shared_limit(target) // (2 if two_at_once else 1) // ((bm + bn) * bk * 2)
     return {
         **{"LOAD": PIPELINED, "BM": bm, "BN": bn, "WARPS_M": warps_m, "WARPS_N": warps_n, "WARPS_K": warps_k, "BK": bk},

@@ -69,7 +69,7 @@ class Persistent(_sm90.HopperFamily):
     def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
         """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
         if name in Tile._fields:
-            return _tiles(gemm, target).begin({**chosen, name: value})
+            return _tiles(gemm, target).one_begins_with({**chosen, name: value})
         x, y = _sm90.sides(gemm, chosen["SWAP"])
         c = SimpleNamespace(**chosen)
         chosen = {**chosen, name: value}

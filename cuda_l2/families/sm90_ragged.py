@@ -53,7 +53,7 @@ class Ragged(_sm90.HopperFamily):
     def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
         """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
         if name in Tile._fields:
-            return _tiles(gemm).begin({**chosen, name: value})
+            return _tiles(gemm).one_begins_with({**chosen, name: value})
         c, chosen = SimpleNamespace(**chosen), {**chosen, name: value}
         tiles = cdiv(gemm.m, c.BM) * cdiv(gemm.n, c.BN)
         match name:

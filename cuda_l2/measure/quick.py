@@ -34,8 +34,8 @@ GRAPH_US = 70.0
 MAX_NODES = 32
 ROUNDS = 2
 FINAL_ROUNDS, LEAST_FINAL_ROUNDS, MEDIUM_US = 41, 7, 40.0
-"""Rounds of the finalists: 41 for launches up to 40 us, fewer the longer they take, down to 7 if not said. With 7 a
-difference of 1 % told nothing, with 41 nearly all of it came out in the reports (docs/log.md)."""
+"""Rounds of the finalists: 41 for launches up to 40 us, fewer the longer they take, but 7 at least by default. With 7 a
+difference of 1 % was chance, with 41 nearly all of it came out in the reports (docs/log.md)."""
 COLD_FINAL_ROUNDS = 13
 LONG_US = 300.0
 """From here on fewer finalists do, and only they are timed as dependents."""
@@ -84,7 +84,7 @@ class QuickTimer(Closing):
         self, seed: int = 0, finalists: int = 4, *, cold: bool = False, least_rounds: int = LEAST_FINAL_ROUNDS
     ) -> None:
         """cold: single launches that find nothing of their operands cached, none of them as dependents.
-        least_rounds: of the finalists that take long, launches that are not cold.
+        least_rounds: samples of a long launch in the second pass, at least; not used if cold.
         """
         self._settings, self._cold = (seed, finalists, least_rounds, cold), cold
         self._context = multiprocessing.get_context("spawn")

@@ -12,7 +12,10 @@ ten seconds that it has."""
 
 
 def program(name: str) -> Path | None:
-    """A program, as in nvdisasm; None where it is not installed. UserError where that could not be found out."""
+    """A program, as in nvdisasm; None where it is not installed. UserError where that could not be found out.
+
+    The one on the PATH, which may be of another version, counts where there is no other or the machine does not answer.
+    """
     from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415 - not on machines without CUDA
 
     on_path = shutil.which(name)
