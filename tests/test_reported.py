@@ -41,9 +41,10 @@ def row(pool: Sequence[PoolRow], index: int, shape: str, edge: str = PLAIN, us: 
 
 
 def served(pool: Sequence[PoolRow], layout: Layout) -> list[int]:
-    """Kernels of the pool that serve the shape in a layout."""
+    """Kernels of the pool, made for Hopper, that serve the shape in a layout: they can be dependents."""
     gemm, shortlist = replace(Gemm.parse(SIZE), layout=layout), Shortlist(pool, HOPPER)
-    return [i for i in range(len(pool)) if pool[i].layout is layout and shortlist._orders(i, gemm, [], 1)]
+    made = [i for i, each in enumerate(pool) if each.layout is layout and each.family.startswith("sm90")]
+    return [i for i in made if shortlist._orders(i, gemm, [], 1)]
 
 
 def test_what_a_table_names_for_shapes_alike_is_tried_nearest_first(pool: list[PoolRow]) -> None:

@@ -629,3 +629,27 @@ def test_zero_times_an_element_behind_k_shows_whatever_was_drawn(shape, of_b) ->
         session = InProcess(ProductCases(Gemm.parse(shape), seed, CpuReferences()), multiply)
         with pytest.raises(CheckFailed, match=f"a {'column of B' if of_b else 'row'} with infinity values"):
             special._require_right_rows(session, session.cases)
+
+
+@pytest.mark.parametrize("shape", ["32x48x64", "20x20x3000:tn", "32x48x64:bf16", "1x1x1"])
+def test_closely_a_product_may_be_off_by_its_last_rounding_and_the_order_of_sums(shape) -> None:
+    cases = ProductCases(Gemm.parse(shape), 1, CpuReferences())
+    loose = cases.with_rows(cases.operands(*cases.normal(torch.Generator().manual_seed(3))))
+    close = cases.closely(loose)
+    exact = loose.a.double() @ loose.b.double()
+    in_order = torch.zeros_like(exact, dtype=torch.float32)
+    for p in range(cases.task.k):
+        in_order += loose.a[:, p, None].float() * loose.b[None, p].float()
+    step = torch.finfo(loose.a.dtype).eps
+    for case in (loose, close):
+        for right in (exact, in_order):
+            assert not case.wrong({"c": right.to(loose.a.dtype)}).any()
+    off = {"c": (exact * (1 + 6 * step)).to(loose.a.dtype)}
+    assert close.wrong(off).float().mean() > 0.5
+    assert loose.wrong(off).any() == (loose.a.dtype is torch.bfloat16)  # 6 steps of fp16 are less than 1 %
+
+
+def test_fp16_sums_are_not_looked_at_closely() -> None:
+    cases = ProductCases(Gemm.parse("32x48x64:fp16"), 1, CpuReferences())
+    case = cases.with_rows(cases.operands(*cases.normal(torch.Generator().manual_seed(3))))
+    assert cases.closely(case) is case

@@ -22,6 +22,10 @@ CACHE_BYTES = {"cpu": 2 << 30, "cuda": 16 << 30}
 ALLOWED_SHARE, ALLOWED_NOISE, ALLOWED_AFTER_A_CHANGE = 0.01, 0.05, 0.02
 """An element of C may be off by this share of itself and by this times the square root of K: by less in the one row or
 column that a changed element changes, where few are looked at."""
+CLOSE, CLOSE_STEPS, CLOSE_PRODUCTS = 1.01, 16, 8
+"""Where C is looked at closely an element may be off by half a step of its type, times the first, and by the product of
+the lengths of its row of A and its column of B times the second and one for each of the third's products, in steps of
+fp32: more than any order of sums gives."""
 NATIVE_FLOPS = 1 << 26
 """torch.matmul in the operands' type joins the baselines up to here; CPUs without fp16 arithmetic take minutes beyond.
 """
@@ -68,7 +72,7 @@ class ProductCase(Case):
         return ~torch.isclose(ours, exact, rtol=ALLOWED_SHARE, atol=noise * self.task.k**0.5, equal_nan=True)
 
     def violation(self, found: Mapping[str, torch.Tensor]) -> str:
-        """Why C is not the product, where it is known; empty where it is. Coarse: other checks ask for every digit."""
+        """Why C is not the product, where it is known; empty where it is. Coarse where a case does not look closely."""
         wrong = self.wrong(found)
         if not wrong.any():
             return ""
@@ -325,6 +329,19 @@ class ProductCases(Cases):
         if fp32.isfinite().all():
             expected["allowed"] = fp32.abs().mul_(ALLOWED_SHARE).add_(ALLOWED_NOISE * gemm.k**0.5)
         return replace(case, expected=expected)
+
+    def closely(self, case: ProductCase) -> ProductCase:
+        """The case where C may be off by what fp32 sums that are rounded once are off by, not by a share of it.
+
+        The same case with fp16 sums, where not all of C is finite, and on a GPU.
+        """
+        if self.device.type != "cpu" or self.task.accumulate is not Accumulate.FP32 or "allowed" not in case.expected:
+            return case
+        limits, rows = torch.finfo(case.a.dtype), case.expected["rows"]
+        sizes = case.a[rows].float().norm(dim=1)[:, None] * case.b.float().norm(dim=0)
+        sums = sizes * (torch.finfo(torch.float32).eps * (CLOSE_STEPS + self.task.k / CLOSE_PRODUCTS))
+        rounded = case.expected["fp32"].abs() * (CLOSE * limits.eps / 2) + limits.smallest_normal * limits.eps / 2
+        return replace(case, expected={**case.expected, "allowed": rounded + sums})
 
 
 def require_finite(gemm: Gemm, **tensors: torch.Tensor) -> None:

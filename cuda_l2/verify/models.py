@@ -23,6 +23,8 @@ DRAWN, FEWEST = 5, 2
 USUAL_SCALE = 0.02
 OUTLIER = 30.0
 DOMINATES, DOMINATED = 25000.0, 0.2
+STEP, SLIGHT = 2.0**-11, 0.0025
+"""A step of an element from row to row, up to one of fp16; what noise is beside a signal."""
 COUNTED = 2048
 """Integers from 0 to below this are numbers of fp16."""
 LARGEST = 8192.0
@@ -119,6 +121,50 @@ def _diagonal_blocks(rows: torch.Tensor, at: int) -> torch.Tensor:
     return rows.where(row_R[:, None] == column_K, 0.0)
 
 
+def _drifting(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return rows[:1] * (1 + STEP * rows.sign().cumsum(0))
+
+
+def _gains(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return (0.5 + rows[:, :1].abs()) * rows[:1] * (1 + SLIGHT * _uniform(rows.roll(1, 1)))
+
+
+def _about_an_offset(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return (1 + rows[:, :1].abs()) * (1 + SLIGHT * rows.roll(1, 1))
+
+
+def _last_constant(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return torch.cat([rows[:, :-1], rows[:1, -1:].expand(len(rows), 1)], 1)
+
+
+def _nearly_symmetric(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return _symmetric(rows, at) * (1 + 4 * SLIGHT * _uniform(rows))
+
+
+def _unit_rows(rows: torch.Tensor, at: int) -> torch.Tensor:
+    return _normalized(rows, at) / math.sqrt(rows.shape[1])
+
+
+def _complex_blocks(rows: torch.Tensor, at: int) -> torch.Tensor:
+    r, k = (size // 2 for size in rows.shape)
+    real, imaginary, found = rows[:r, :k], rows[r : 2 * r, :k], rows.clone()
+    found[: 2 * r, : 2 * k] = torch.cat([torch.cat([real, -imaginary], 1), torch.cat([imaginary, real], 1)])
+    return found
+
+
+def _nearly_a_triangle(rows: torch.Tensor, at: int) -> torch.Tensor:
+    found = rows.triu()
+    found.diagonal().copy_(rows.diagonal().sign() + rows.diagonal())
+    return found + SLIGHT / 2 * rows.tril(-1).triu(-1)
+
+
+def _circulant(rows: torch.Tensor, at: int) -> torch.Tensor:
+    row_R, column_K = (torch.arange(size, device=rows.device) for size in rows.shape)
+    found: torch.Tensor = rows[0][(column_K - row_R[:, None]) % rows.shape[1]]
+    found[-1] = rows[-1]
+    return found
+
+
 PATTERNS: dict[str, Pattern] = {
     "weights of a usual scale": lambda rows, at: rows * USUAL_SCALE,
     "weights within a root of K": lambda rows, at: _uniform(rows) * rows.shape[1] ** -0.5,
@@ -154,6 +200,16 @@ PATTERNS: dict[str, Pattern] = {
     "columns of ones at both ends": _ones_at_both_ends,
     "constant in its first row": _first_constant,
     "diagonal blocks": _diagonal_blocks,
+    "rows that drift": _drifting,
+    "one row at other gains": _gains,
+    "numbers about an offset": _about_an_offset,
+    "four equal columns each": lambda rows, at: rows[:, torch.arange(rows.shape[1], device=rows.device) // 4 * 4],
+    "constant in its last column": _last_constant,
+    "a nearly symmetric matrix": _nearly_symmetric,
+    "rows of length 1": _unit_rows,
+    "complex numbers as blocks": _complex_blocks,
+    "a circulant but for one row": _circulant,
+    "nearly a triangle": _nearly_a_triangle,
 }
 """What each makes of an operand of normal numbers, rows x K."""
 NAMES = tuple(PATTERNS)
@@ -186,6 +242,8 @@ def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
     if task.accumulate is not Accumulate.FP32:  # sums of one sign lose digits
         return
     yield Turn(cases.get("models of signs", 0, _make_of_signs), "where A is negative and B positive")
+    if task.flops <= SMALL_FLOPS and max(task.m, task.n) <= task.k:
+        yield Turn(cases.get("models of inverses", 0, _make_inverse), "where A B is nearly an identity")
     for index in map(int, cases.rng.permutation(len(IN_BOTH))[:count]):
         case = cases.get("models AB", index, partial(_make, "AB", IN_BOTH[index]))
         yield Turn(case, f"where A and the columns of B are {IN_BOTH[index]}")
@@ -203,12 +261,19 @@ def _make(operands: str, name: str, cases: ProductCases, generator: torch.Genera
         return _judged_by_size(cases, a, b)
     other, size = (b, _size(a)) if operands == "A" else (a, _size(b))
     other /= max(1.0, size)
-    return cases.with_rows(cases.operands(a, b))
+    return cases.closely(cases.with_rows(cases.operands(a, b)))
 
 
 def _make_of_signs(cases: ProductCases, generator: torch.Generator) -> ProductCase:
     a, b = cases.normal(generator)
     return _judged_by_size(cases, -a.abs(), b.abs())
+
+
+def _make_inverse(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    gemm = cases.task
+    drawn = torch.randn(gemm.k, max(gemm.m, gemm.n), generator=generator, device=cases.device)
+    columns = torch.linalg.qr(drawn).Q
+    return _judged_by_size(cases, 2 * columns[:, : gemm.m].t(), columns[:, : gemm.n] / 2)  # no transposes
 
 
 def _size(operand: torch.Tensor) -> float:
@@ -224,7 +289,7 @@ def _judged_by_size(cases: ProductCases, a: torch.Tensor, b: torch.Tensor) -> Pr
     allowed = case.expected["fp32"].abs() * ALLOWED_SHARE + ALLOWED_NOISE * k**0.5 * size * scale
     limits = torch.finfo(getattr(torch, cases.task.dtype))
     allowed += limits.smallest_normal * limits.eps / 2  # rounding where C is subnormal, whatever its size
-    return replace(case, expected={**case.expected, "allowed": allowed})
+    return cases.closely(replace(case, expected={**case.expected, "allowed": allowed}))
 
 
 def _make_dominated(cases: ProductCases, generator: torch.Generator) -> ProductCase:
