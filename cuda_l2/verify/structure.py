@@ -186,7 +186,7 @@ def _make_beginning(first: str, cases: ProductCases, generator: torch.Generator)
             least = min(most, -(-LEAST_BEGINNING // rows.shape[1]))
             rows[: int(least * (max(1, most) / max(1, least)) ** cases.rng.random())] = 0
         operand[0, 0] = ODD * kept if name == first else 0
-    return cases.with_rows(cases.operands(*operands))
+    return cases.closely(cases.with_rows(cases.operands(*operands)))
 
 
 def _make(
