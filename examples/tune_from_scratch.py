@@ -143,8 +143,7 @@ class Guesser:
         off -= off.min()
         apart = (values[:, None] != values[None, : len(measured_us)]).sum(2)
         weight = np.exp(-apart / NEAR)
-        # no product of BLAS: every process's would have threads of its own
-        correction: NDArray[np.floating] = ((weight * off).sum(1) + PRIOR * np.median(off)) / (weight.sum(1) + PRIOR)
+        correction: NDArray[np.floating] = (weight @ off + PRIOR * np.median(off)) / (weight.sum(1) + PRIOR)
         return slow + correction
 
     def _network(self, space: Space) -> ScheduleNetwork:
