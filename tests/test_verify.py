@@ -653,3 +653,27 @@ def test_fp16_sums_are_not_looked_at_closely() -> None:
     cases = ProductCases(Gemm.parse("32x48x64:fp16"), 1, CpuReferences())
     case = cases.with_rows(cases.operands(*cases.normal(torch.Generator().manual_seed(3))))
     assert cases.closely(case) is case
+
+
+@pytest.mark.parametrize("of_b", [False, True])
+@pytest.mark.parametrize("shape", ["64x64x64", "512x512x128:tn"])
+def test_a_nan_beside_zeros_is_missed_at_no_place_of_a_step(shape, of_b) -> None:
+    """A step of 16 of K is passed over where one operand is zeros and the other finite but for one place."""
+    gemm = Gemm.parse(shape)
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, at: int) -> torch.Tensor:
+        c = torch.zeros(gemm.m, gemm.n)
+        for p in range(0, gemm.k, 16):
+            x, y = a[:, p : p + 16].float(), b[p : p + 16].float()
+            own, other = (y, x.t()) if of_b else (x.t(), y)  # 16 x lines
+            seen = own.clone()
+            seen[at] = 0
+            work = torch.tensor(bool(other.any())) | ~seen.isfinite().all(0)
+            own[:, ~work] = 0
+            c += x @ y
+        return c.to(a.dtype)
+
+    for at in range(16):
+        session = InProcess(ProductCases(gemm, at, CpuReferences()), partial(multiply, at=at))
+        with pytest.raises(CheckFailed, match="is wrong in"):
+            _base.require_all_right(session, special._elements(session.cases, [None]))

@@ -15,7 +15,7 @@ import torch
 from cuda_l2.machine.tensors import laid_out
 from cuda_l2.records import Accumulate, Element, Gemm, Layout, Task
 from cuda_l2.system.errors import MachineError, UserError
-from cuda_l2.tasks.cases import IMPRECISE, INFINITY, SPECIAL, Case, Cases
+from cuda_l2.tasks.cases import IMPRECISE, INFINITY, NAN, SPECIAL, Case, Cases
 from cuda_l2.tasks.values import Distribution, put
 
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 16 << 30}
@@ -198,12 +198,14 @@ class CudaReferences(References):
         return [output[rows] for output in self._baselines(case.task, case.a, case.b)]
 
 
-KINDS = {**SPECIAL, "infinity beside zeros": (INFINITY, -INFINITY)}
-"""What stands in place of elements of one operand, by what it is called."""
+STEP = 16
+"""Elements of K that an instruction of tensor cores multiplies."""
+ALL_ALONG_A_STEP = "NaN at each place of a step of K"
+KINDS = {**SPECIAL, "infinity beside zeros": (INFINITY, -INFINITY), ALL_ALONG_A_STEP: (NAN,) * STEP}
+"""What stands in place of elements of one operand, by what it is called: each at a random place, but for the last."""
 BESIDE: dict[str, tuple[Callable[[torch.Tensor], object], ...]] = {
-    "NaN": (torch.Tensor.zero_,),
+    **dict.fromkeys(("NaN", "infinity beside zeros", ALL_ALONG_A_STEP), (torch.Tensor.zero_,)),
     "infinity": (lambda other: other.zero_().fill_diagonal_(1),),
-    "infinity beside zeros": (torch.Tensor.zero_,),
     "minus infinity": (
         *(torch.Tensor.triu_, torch.Tensor.tril_, lambda other: other.triu_().tril_()),
         *(lambda other: other[::2].zero_(), lambda other: other[:, 1::2].zero_()),
@@ -303,8 +305,10 @@ class ProductCases(Cases):
         def make(_: ProductCases, generator: torch.Generator) -> ProductCase:
             beside = "b" if tensor == "a" else "a"
             new, other, rows = base.tensors[tensor].clone(), base.tensors[beside], list[int]()
-            for value in KINDS[kind]:
+            for number, value in enumerate(KINDS[kind]):
                 at = tuple(int(torch.randint(size, (), generator=generator, device=self.device)) for size in new.shape)
+                if kind == ALL_ALONG_A_STEP:
+                    at = self._along_a_step(tensor, number, *at)
                 put(new[at], value)
                 rows += at[:1] if tensor == "a" else ()
             if kind in BESIDE:
@@ -313,6 +317,14 @@ class ProductCases(Cases):
             return self.with_rows(replace(base, tensors={**base.tensors, tensor: new, beside: other}), rows)
 
         return self.get(f"special {tensor} {kind}", 0, make)
+
+    def _along_a_step(self, tensor: str, number: int, row: int, column: int) -> tuple[int, int]:
+        """A place of an operand in a line far from the others', at this place of a drawn step of K."""
+        line, along = (row, column) if tensor == "a" else (column, row)
+        lines = self.task.m if tensor == "a" else self.task.n
+        line = (number * lines // STEP + line % max(1, lines // STEP)) % lines
+        along = (along // STEP * STEP + number) % self.task.k
+        return (line, along) if tensor == "a" else (along, line)
 
     def alone(self, task: Task) -> None:
         return None
@@ -333,9 +345,9 @@ class ProductCases(Cases):
     def closely(self, case: ProductCase) -> ProductCase:
         """The case where C may be off by what fp32 sums that are rounded once are off by, where that is less.
 
-        The same case with fp16 sums, where not all of C is finite, and on a GPU.
+        The same case with fp16 sums, and where not all of C is finite.
         """
-        if self.device.type != "cpu" or self.task.accumulate is not Accumulate.FP32 or "allowed" not in case.expected:
+        if self.task.accumulate is not Accumulate.FP32 or "allowed" not in case.expected:
             return case
         limits, rows = torch.finfo(case.a.dtype), case.expected["rows"]
         sizes = case.a[rows].float().norm(dim=1)[:, None] * case.b.float().norm(dim=0)
