@@ -1,6 +1,7 @@
 """The family of sm90_wave.cu: its contract, the order of tiles, and a model that ranks schedules."""
 
 from collections.abc import Iterator
+from math import log2
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -49,25 +50,33 @@ class Wave(_sm90.HopperFamily):
         return tuple(values)
 
     def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
-        """A rough model of a launch, fitted to 100,000 timings on one H200; it ignores clusters along M or N."""
+        """A rough model of a launch, fitted to 6,007 timings on an H100 and an H200.
+
+        chosen: what comes after SL may be left out, which gives a plain launch with the deepest ring.
+        """
         shape = Shape(chosen)
         x, y = _sm90.sides(gemm, shape.swap)
         blocks = cdiv(x.rows, shape.rows) * cdiv(y.rows, shape.columns) * shape.ck * shape.sl
         resident = space.resident(target, shape.cluster)
         rounds, busy = cdiv(blocks, resident), min(blocks, target.sms)
         steps = cdiv(cdiv(gemm.k, 64 * shape.blocks_of_k), shape.ck * shape.sl)
-        blocks_of_k, stages = steps * shape.blocks_of_k, shape.stages(target)
+        blocks_of_k, stages = steps * shape.blocks_of_k, chosen.get("STAGES") or shape.stages(target)
         # a wgmma takes half a clock a column, no less than to read its operands; 1400 useful clocks a microsecond
         multiply = blocks_of_k * max(shape.columns / 2, 16 + shape.columns / 4) * shape.rows / 16 / 1400
-        bytes_loaded = (shape.rows + shape.columns) * 128 * blocks_of_k
-        load = max(bytes_loaded / 130e3, bytes_loaded * min(blocks, resident) / 17e6)
-        stall = 1 + 1 / (stages - 1) ** 2 if steps > stages else 1  # a shallow ring runs dry
+        rows, columns = min(x.rows, shape.rows), min(y.rows, shape.columns)
+        load = (rows + columns) * 128 * blocks_of_k * min(blocks, resident) / 20e6
+        # rows of a box that lie outside the operand are filled with zeros, which takes longer than to load them
+        fill = (shape.rows - rows + shape.columns - columns) * 128 * blocks_of_k / 113e3
+        stall = 1 + 1 / max(1, stages - 1) ** 2 if steps > stages else 1  # a shallow ring runs dry
         sums = 4 * shape.rows * shape.columns / shape.ck  # bytes
-        within = 0.13 + sums * (shape.ck - 1) / 27e3 if shape.ck > 1 else 0
-        count = 0.59 if chosen["COUNT"] else 0
-        across = 0.75 + count + sums * (1 - 1 / shape.sl) * 2 * busy / 4.6e6 if shape.sl > 1 else 0
-        store = 2 * gemm.m * gemm.n / 3.7e6
-        return 1.8 + rounds * (max(multiply, load) * stall + 0.03 * steps) + within + across + store
+        within = 0.16 + sums * (shape.ck - 1) / 31e3 if shape.ck > 1 else 0
+        across = 0.52 + sums * (1 - 1 / shape.sl) * 2 * busy / 5.7e6 if shape.sl > 1 else 0
+        operands = 2 * gemm.k * (gemm.m + gemm.n)
+        stream = operands / (13.6e6 if operands < target.l2_bytes * 2 / 3 else 7e6)
+        begin = 1.4 + 0.078 * log2(busy) - (0.31 if chosen.get("EDGE") else 0)
+        store = 2 * gemm.m * gemm.n / 4.2e6
+        beside = 1 + 0.07 * log2(shape.cluster // shape.ck)  # blocks that share loads wait for one another
+        return beside * (begin + stream + rounds * (max(multiply, load) * stall + fill) + within + across + store)
 
     def launches(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> list[dict[str, int]]:
         orders = sorted(ORDERS.values, key=lambda order: _footprint(order, chosen, gemm))
@@ -147,11 +156,14 @@ def _order(order: int, cluster: int) -> tuple[str, list[str]]:
 
 
 def _guesses(gemm: Gemm, target: CudaTarget, fitted: bool) -> Iterator[dict[str, int]]:
-    """Choices up to COUNT of which one is usually good: no clusters along M or N. fitted: operands are swapped."""
+    """Choices up to COUNT of which one is usually good: no clusters along M or N.
+
+    Operands are swapped where A's rows do not fill a box, too. fitted: they are swapped.
+    """
     tiles = space.tiles(gemm, target, fitted)
-    first = tiles[0].ACC, int(fitted or tiles[0].SWAP)
+    ways = {1} if fitted else {tiles[0].SWAP, int(gemm.m < 64)}
     for tile in tiles:
-        if first != (tile.ACC, tile.SWAP):
+        if tile.ACC != tiles[0].ACC or tile.SWAP not in ways:
             continue
         # short steps suit large tiles; small ones are bound by the costs of a step beside its products
         area = tile.BM * tile.BN
