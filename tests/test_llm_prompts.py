@@ -1,5 +1,6 @@
 """What a model is shown: every part reaches it, templates can be changed, others' words stay within their fences."""
 
+import collections
 import json
 import re
 from dataclasses import replace
@@ -22,7 +23,7 @@ from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Parts, Templates, copy_templates, feedback
-from cuda_l2.propose._question import Sources
+from cuda_l2.propose._question import Sources, drawn_exemplars
 from cuda_l2.propose._references import excerpts
 from cuda_l2.records import Build, BuildStatus, Candidate, Element, Gemm, Interval, Trial, Verdict, VerdictStatus
 from cuda_l2.retrieve.index import Piece
@@ -104,6 +105,68 @@ def test_every_part_reaches_the_model(name, tmp_path) -> None:
         r"\{[a-z_]+\}", re.sub(r"```.*?```", "", text.replace(contract_text(name, GEMM), ""), flags=re.S)
     )
     assert "Linux" not in text  # facts that no kernel depends on stay here
+
+
+def test_the_best_kernel_is_always_shown_first() -> None:
+    history = [trial(f"/* {i} */", 1 + 0.01 * i) for i in range(20)]
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        drawn = drawn_exemplars(history, 2, rng)
+        assert drawn[0] is history[-1] and len(drawn) == 2 and drawn[1] is not history[-1]
+    assert drawn_exemplars(history[:1], 2, rng) == history[:1] and drawn_exemplars([], 2, rng) == []
+
+
+def test_what_became_of_the_latest_answers_is_said_a_line_each() -> None:
+    history = [trial(f"/* {i} */", 1 + 0.01 * i) for i in range(9)]
+    wrong = Verdict(VerdictStatus.INCORRECT, reason="wrong")
+    history[4] = replace(history[4], verdict=wrong, timing=None, reward=-1.0)
+    designs = {each.candidate.id: f"tiles `{i}`\nof a {'very ' * 90}long design" for i, each in enumerate(history)}
+    (said,) = _prompt.describe_answers(history, designs, 8)
+    lines = said.splitlines()[1:-1]
+    assert len(lines) == 8 and "tiles '1' of a very" in lines[0] and lines[-1].startswith("score 1.080")
+    assert lines[3].startswith("incorrect: tiles '4'")
+    assert all(len(line) < _prompt.DESIGN_CHARS + 60 and line.endswith("...") for line in lines)
+    assert _prompt.describe_answers(history, {}, 8) == []
+    parts = Parts("c", "m", "t", "s", answers=[said])
+    asked_for = Templates().ask(parts, 10_000, len)[1].text
+    assert "What became of the latest answers" in asked_for and said in asked_for
+    least = sum(len(message.text) for message in Templates().ask(Parts("c", "m", "t", "s"), 10_000, len))
+    left_out: collections.Counter[str] = collections.Counter()
+    assert said not in Templates().ask(parts, least + 10, len, left_out)[1].text and left_out == {"answers": 1}
+
+
+def test_designs_of_earlier_answers_reach_the_model_within_a_search_and_in_the_next(tmp_path) -> None:
+    target, settings = TARGETS["cpu"], ModelSettings(concurrency=1, repairs=0)
+    sources = [f"/* cuda-l2\nnumber = {number}\n*/\nint x;\n" for number in range(2)]
+    designs = ["Eight rows at once.", "Sixteen columns at once."]
+    says = [Say(f"## Algorithm design\n{d}\n\n## Code\n```c\n{s}```\n") for d, s in zip(designs, sources, strict=True)]
+    trials: list[Trial] = []
+    with serving([*says, Say("no code")]) as server, Archive(tmp_path / "a.db"), ExchangeLog(tmp_path / "a.db") as log:
+        for _ in range(2):
+            client = Client(open_model(f"openai:stub@{server.address}", settings), log, settings)
+            named = GEMM, target, client, Templates(), Sources(lambda: trials), np.random.default_rng(0)
+            proposer = LlmProposer(*named)
+            (candidate,) = proposer.propose(1)
+            trials.append(trial(candidate.source, 1 + 0.1 * len(trials), task=GEMM, machine=target.machine))
+            proposer.observe(trials[-1:])
+        assert LlmProposer(*named).propose(1) == []
+    asked_for = ["\n".join(message["content"] for message in each["messages"]) for each in server.requests]
+    first, second, third, *_ = asked_for
+    assert "became of the latest answers" not in first
+    assert designs[0] in second and designs[1] not in second
+    assert all(design in third for design in designs)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_bound_by_memory_is_none_where_a_cache_holds_the_tensors(name) -> None:
+    target = TARGETS[name]
+    for shape, cached in (("1x512x512", True), ("1x32768x32768", False), ("4096x4096x4096", False)):
+        task = Gemm.parse(shape)
+        assert target.bound_from_memory(task) is cached, shape
+        said = _prompt.describe_machine(target, task)
+        assert ("so launches back to back may take less" in said) is cached
+        best = trial("/* a */", 1.25, task=task)
+        assert ("of the roofline bound" in _prompt.describe_standing(best, target)) is not cached
 
 
 def test_a_speedup_with_a_wide_interval_has_it_beside_it() -> None:

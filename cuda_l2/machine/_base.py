@@ -23,6 +23,13 @@ class Target(ABC):
     def environment(self) -> dict[str, Any]:
         """What a reader needs to judge a figure: hardware, compiler, versions."""
 
+    timed_as: str
+    """How kernels are timed on it in a search, for those who write them."""
+
+    def facts(self) -> dict[str, Any]:
+        """What those who write kernels need to know of it."""
+        return self.environment()
+
     @property
     @abstractmethod
     def features(self) -> tuple[float, float, float, float, float]:
@@ -44,6 +51,16 @@ class Target(ABC):
     @abstractmethod
     def bound_us(self, task: Task) -> float:
         """The roofline bound in microseconds: the larger of FLOP over peak and bytes over bandwidth."""
+
+    @property
+    @abstractmethod
+    def cached_bytes(self) -> int:
+        """What the largest cache holds."""
+
+    def bound_from_memory(self, task: Task) -> bool:
+        """Whether memory sets the bound of tensors that a cache holds, so that launches back to back may be faster."""
+        _, gbytes = self.ceilings(task.dtype)
+        return task.bytes <= self.cached_bytes and task.bytes / gbytes * 1e-3 >= self.bound_us(task)
 
 
 class Fault(Exception):

@@ -75,6 +75,7 @@ class LlmProposer(Proposer):
         self._left = 0  # of the group, when the time was up
         self._fruitless = 0
         self._known: set[str] = set()
+        self._designs: dict[str, str] = {}  # by candidate
         self._ended = ""
         self._recall()
 
@@ -192,7 +193,12 @@ class LlmProposer(Proposer):
         if answer.fault is not None:
             self._faults[answer.fault] += 1
             self._mend(exchange, _FAULTS[answer.fault])
+        self._remember(answer)
         return answer
+
+    def _remember(self, answer: Answer) -> None:
+        if answer.source:
+            self._designs[Candidate(answer.source).id] = answer.design or "(no design given)"
 
     def _mend(self, exchange: Exchange, *feedback: str) -> None:
         """Queue a repair. feedback: the first that fits is sent."""
@@ -232,6 +238,7 @@ class LlmProposer(Proposer):
             full_contract=settings.contract == "long",
             profile=self._sources.profile,
             references=lambda failures: self._sources.references(query(self._task, self._target, failures)),
+            designs=self._designs,
         )
         limit = beginning_tokens(settings, model.window)
         return self._templates.ask(parts, limit, model.count_tokens, self._left_out)
@@ -247,6 +254,7 @@ class LlmProposer(Proposer):
             if exchange.reply.outcome is not Outcome.ANSWERED:
                 continue
             answer = parse_answer(exchange.reply.text, exchange.reply.finish)
+            self._remember(answer)
             open_end = exchange.key not in gone_on and exchange in kept[-self._size :]
             trial = trials.get(Candidate(answer.source).id) if answer.source else None
             if answer.source and trial is None:

@@ -37,6 +37,8 @@ IRRELEVANT = ("sandbox", "system", "python", PEAK_IN_QUIET)
 """Facts of a machine that no kernel depends on."""
 WIDE = 0.05
 """Half the width of a speedup's interval, relative to the speedup, from which on a prompt gives the interval."""
+DESIGN_CHARS = 240
+"""Of what a model wrote of its kernel's design, as far as later prompts repeat it."""
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -52,6 +54,7 @@ class Parts:
     exemplars: Sequence[str] = field(default_factory=tuple)  # the most telling first
     failures: Sequence[str] = field(default_factory=tuple)
     references: Sequence[str] = field(default_factory=tuple)
+    answers: Sequence[str] = field(default_factory=tuple)  # what became of them, all in one text
 
 
 PLACES = {
@@ -85,7 +88,7 @@ class Templates:
 
         left_out: counts them, by the names of their places.
         """
-        chosen: dict[str, list[str]] = {"exemplars": [], "failures": [], "references": []}
+        chosen: dict[str, list[str]] = {"exemplars": [], "failures": [], "answers": [], "references": []}
 
         def render() -> Messages:
             texts = {item.name: getattr(parts, item.name) for item in fields(Parts)}
@@ -99,9 +102,9 @@ class Templates:
                 f"task, machine and contract alone take {used} tokens of prompt, more than {limit_tokens}; raise"
                 " --prompt-tokens, or take a model with a larger window"
             )
-        # the best exemplar and the failures before a second exemplar, references last
+        # the best exemplar and what became of others before a second exemplar, references last
         wanted = [("exemplars", text) for text in parts.exemplars[:1]]
-        wanted += [("failures", text) for text in parts.failures]
+        wanted += [("failures", text) for text in parts.failures] + [("answers", text) for text in parts.answers]
         wanted += [("exemplars", text) for text in parts.exemplars[1:]]
         wanted += [("references", text) for text in parts.references]
         for name, text in wanted:
@@ -177,12 +180,14 @@ def describe_machine(target: Target, task: Task) -> str:
     """Target facts and the roofline bound of the task."""
     unit, _ = target.unit
     peak, gbytes = target.ceilings(task.dtype)
-    doubt = target.ceilings_doubt(task.dtype)
-    lines = [f"- {name}: {value}" for name, value in target.environment().items() if name not in IRRELEVANT]
+    doubt, cached = target.ceilings_doubt(task.dtype), target.bound_from_memory(task)
+    lines = [f"- {name}: {value}" for name, value in target.facts().items() if name not in IRRELEVANT]
     lines.append(
         f"- roofline bound of this task: {target.bound_us(task):.2f} us, from the measured peak of {peak:.0f} {unit}"
         f" and {gbytes:.0f} GB/s of memory{f' ({doubt})' if doubt else ''}"
+        f"{'; its tensors fit the cache, so launches back to back may take less' if cached else ''}"
     )
+    lines.append(f"- how kernels are timed: {target.timed_as}")
     return "\n".join(lines)
 
 
@@ -193,9 +198,11 @@ def describe_standing(best: Trial | None, target: Target) -> str:
         return "No correct kernel is known yet: correctness first, then speed."
     latency = timing.candidate.latency_us.estimate
     baselines = ", ".join(f"{arm.name} {arm.latency_us.estimate:.2f} us" for arm in timing.baselines)
+    share = f"; {target.bound_us(best.task) / latency:.0%} of the roofline bound"
+    cached = target.bound_from_memory(best.task)
     return (
-        f"The best kernel so far takes {latency:.2f} us, {_speed_words(best)};"
-        f" {target.bound_us(best.task) / latency:.0%} of the roofline bound. Libraries: {baselines}."
+        f"The best kernel so far takes {latency:.2f} us, {_speed_words(best)}{'' if cached else share}. Libraries:"
+        f" {baselines}."
     )
 
 
@@ -205,6 +212,20 @@ def describe_exemplar(trial: Trial) -> str:
     latency = trial.timing.candidate.latency_us.estimate
     head = f"Score {trial.reward:.3f}: {latency:.2f} us, {_speed_words(trial)}."
     return f"{head}\n\n{fenced(trial.candidate.source, _language(trial), len(trial.candidate.source))}"
+
+
+def describe_answers(history: Sequence[Trial], designs: Mapping[str, str], count: int) -> list[str]:
+    """What became of a model's latest answers, a line each in one text, the latest last. designs: by candidate."""
+    latest = {trial.candidate.id: trial for trial in history if trial.candidate.id in designs}
+    lines = []
+    for name, trial in [*latest.items()][-count:]:
+        timing = trial.timing
+        timed = timing.candidate if timing and trial.speedup else None
+        what = f"score {trial.reward:.3f}, {timed.latency_us.estimate:.2f} us" if timed else trial.status
+        design = " ".join(designs[name].replace("`", "'").split())
+        lines.append(f"{what}: {design[:DESIGN_CHARS]}{'...' if len(design) > DESIGN_CHARS else ''}")
+    text = "\n".join(lines)
+    return [fenced(text, limit_chars=len(text))] if lines else []
 
 
 def _speed_words(trial: Trial) -> str:

@@ -1,8 +1,9 @@
 """Makes the parts of a question to a model from the task, the machine and the archive's trials."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from cuda_l2.records import BuildStatus, Task, TimingStatus, Trial
 from cuda_l2.system.text import fenced
 from cuda_l2.tasks import describe
 
-FAILURES_SHOWN = 3
+FAILURES_SHOWN, ANSWERS_SHOWN = 3, 8
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,14 @@ def parts(
     full_contract: bool = False,
     profile: Callable[[Trial], str] = lambda trial: "",
     references: Callable[[Sequence[Trial]], Sequence[str]] = lambda failures: (),
+    designs: Mapping[str, str] = MappingProxyType({}),
 ) -> _prompt.Parts:
     """The parts of a new conversation's beginning. `exemplars` scored kernels are drawn anew each time.
 
     full_contract: the long one. profile: the hardware's counters of a kernel as text. references: excerpts, given the
-    failures shown.
+    failures shown. designs: what a model wrote of its kernels' design, by candidate.
     """
-    best = max((trial for trial in history if _scored(trial)), key=lambda trial: trial.speedup, default=None)
+    best = max((trial for trial in history if _scored(trial)), key=lambda trial: trial.reward, default=None)
     failures = latest_failures(history)
     return _prompt.Parts(
         contract=contract_text(target.name, task, full=full_contract),
@@ -56,13 +58,17 @@ def parts(
         exemplars=[_prompt.describe_exemplar(trial) for trial in drawn_exemplars(history, exemplars, rng)],
         failures=[_prompt.describe_failure(trial) for trial in failures],
         references=references(failures),
+        answers=_prompt.describe_answers(history, designs, ANSWERS_SHOWN),
     )
 
 
 def drawn_exemplars(history: Sequence[Trial], count: int, rng: np.random.Generator) -> list[Trial]:
-    """Scored kernels from distinct score buckets, the best first."""
-    drawn = sample_exemplars([(trial.reward, trial) for trial in history if _scored(trial)], count, rng)
-    return [trial for _, trial in sorted(drawn, key=lambda pair: -pair[0])]
+    """Scored kernels from distinct score buckets, the best first: the best of all stands in place of the best drawn."""
+    scored = [(trial.reward, trial) for trial in history if _scored(trial)]
+    drawn = sorted(sample_exemplars(scored, count, rng), key=lambda pair: -pair[0])
+    if drawn:
+        drawn[0] = max(scored, key=lambda pair: pair[0])
+    return [trial for _, trial in drawn]
 
 
 def latest_failures(history: Sequence[Trial]) -> list[Trial]:

@@ -40,6 +40,7 @@ class CpuTarget(Target):
     extensions: tuple[str, ...] = ()  # of vectors
 
     name = "cpu"
+    timed_as = "call after call, by turns with the libraries, on tensors at changing addresses; caches stay as they are"
 
     @property
     def machine(self) -> str:
@@ -84,6 +85,11 @@ class CpuTarget(Target):
     def bound_us(self, task: Task) -> float:
         gflops, gbytes = self.ceilings(task.dtype)
         return max(task.flops / gflops, task.bytes / gbytes) * 1e-3
+
+    @property
+    def cached_bytes(self) -> int:
+        _, second, third = self.cache_bytes
+        return max(self.cores * second, third)
 
     def environment(self) -> dict[str, Any]:
         gflops, gbytes = self.ceilings()

@@ -34,6 +34,10 @@ class CudaTarget(Target):
     cores: int = 1  # of the host, for compiling
 
     name = "cuda"
+    timed_as = (
+        "launch after launch in a CUDA graph, by turns with the libraries, on tensors at changing addresses, of which"
+        " the L2 keeps what fits; with a programmatic edge a launch may begin while the one before it ends"
+    )
 
     @property
     def arch(self) -> str:
@@ -68,6 +72,14 @@ class CudaTarget(Target):
     def bound_us(self, task: Task) -> float:
         tflops, gbytes = self.ceilings()
         return max(task.flops / tflops * 1e-6, task.bytes / gbytes * 1e-3)
+
+    @property
+    def cached_bytes(self) -> int:
+        return self.l2_bytes
+
+    def facts(self) -> dict[str, Any]:
+        limits = {"shared_bytes_of_a_block": self.shared_bytes, "registers_of_a_multiprocessor": 65536}
+        return {**self.environment(), **limits}
 
     def environment(self) -> dict[str, Any]:
         tflops, gbytes = self.ceilings()
