@@ -1,5 +1,6 @@
 """What is particular to the Hopper families: their contracts' arithmetic, what they refuse, and that they compile clean."""
 
+import math
 import re
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from cuda_l2.families.sm90_wave import WARPGROUPS
 from cuda_l2.library.table import read_table
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
+from cuda_l2.worlds.world import read
 
 HOPPER = compile_only("sm_90a")
 FAMILIES = [WAVE, PERSISTENT, FITTED, AHEAD]
@@ -51,6 +53,36 @@ CASES = [
 
 def random_schedule(family, gemm: Gemm, rng: np.random.Generator, **wanted: int) -> Schedule:
     return drawn(family, gemm, HOPPER, rng, **wanted)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_the_wave_model_is_near_the_times_that_were_recorded(gpu) -> None:
+    """Half of the schedules within 13 %, nine of ten within 45 %, few rows apart from the others."""
+    world = read(Path(__file__).parent.parent / "results" / gpu / "world" / "world.parquet")
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for row in world.rows:
+        if row.measured and row.family == WAVE.name:
+            gemm = Gemm.parse(row.task)
+            modelled = WAVE.estimate_us(gemm, world.target, WAVE.named(row.schedule))
+            errors[gemm.m <= 40].append(abs(math.log(row.latency_us / modelled)))
+    for found in errors.values():
+        assert len(found) > 500 and np.median(found) < math.log(1.13) and np.quantile(found, 0.9) < math.log(1.45)
+
+
+def test_the_wave_model_knows_boxes_rings_and_edges() -> None:
+    few = Gemm.parse("16x2048x2048:tn")
+    plain = {"ACC": 32, "BM": 64, "KB": 1, "CM": 1, "CN": 1, "LOCAL": 0, "CK": 1, "SL": 1, "COUNT": 0, "MINB": 1}
+
+    def us(**chosen: int) -> float:
+        return WAVE.estimate_us(few, HOPPER, {**plain, "SWAP": 0, "BN": 64, **chosen})
+
+    assert us(SWAP=1, BN=16) < us() and us(STAGES=2) > us(STAGES=8) and us(EDGE=1) < us(EDGE=0) == us() < us(CM=2)
+
+
+@pytest.mark.parametrize(("m", "both"), [(16, True), (63, True), (64, False), (512, False)])
+def test_operands_are_swapped_too_where_few_rows_would_not_fill_a_box(m, both) -> None:
+    ranked = [WAVE.named(values) for values in WAVE.ranked(Gemm(m, 2048, 2048), HOPPER, 200)]
+    assert {chosen["SWAP"] for chosen in ranked} == ({0, 1} if both else {0})
 
 
 @pytest.mark.parametrize("family", [WAVE, PERSISTENT], ids=lambda family: family.name)

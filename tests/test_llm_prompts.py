@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llm_server import Say, serving
-from made import trial
+from made import timing, trial
 
 from cuda_l2.archive import Archive
 from cuda_l2.contract.text import contract_text
@@ -127,12 +127,14 @@ def test_what_became_of_the_latest_answers_is_said_a_line_each() -> None:
     assert lines[3].startswith("incorrect: tiles '4'")
     assert all(len(line) < _prompt.DESIGN_CHARS + 60 and line.endswith("...") for line in lines)
     assert _prompt.describe_answers(history, {}, 8) == []
-    parts = Parts("c", "m", "t", "s", answers=[said])
+    (again,) = _prompt.describe_answers([*history, history[2]], designs, 2)
+    assert [line.partition(": ")[2][:9] for line in again.splitlines()[1:-1]] == ["tiles '8'", "tiles '2'"]
+    parts = Parts("c", "m", "t", "s", history=[said])
     asked_for = Templates().ask(parts, 10_000, len)[1].text
     assert "What became of the latest answers" in asked_for and said in asked_for
     least = sum(len(message.text) for message in Templates().ask(Parts("c", "m", "t", "s"), 10_000, len))
     left_out: collections.Counter[str] = collections.Counter()
-    assert said not in Templates().ask(parts, least + 10, len, left_out)[1].text and left_out == {"answers": 1}
+    assert said not in Templates().ask(parts, least + 10, len, left_out)[1].text and left_out == {"history": 1}
 
 
 def test_designs_of_earlier_answers_reach_the_model_within_a_search_and_in_the_next(tmp_path) -> None:
@@ -162,11 +164,15 @@ def test_a_bound_by_memory_is_none_where_a_cache_holds_the_tensors(name) -> None
     target = TARGETS[name]
     for shape, cached in (("1x512x512", True), ("1x32768x32768", False), ("4096x4096x4096", False)):
         task = Gemm.parse(shape)
-        assert target.bound_from_memory(task) is cached, shape
+        assert target.cache_may_beat_bound(task) is cached, shape
         said = _prompt.describe_machine(target, task)
-        assert ("so launches back to back may take less" in said) is cached
-        best = trial("/* a */", 1.25, task=task)
-        assert ("of the roofline bound" in _prompt.describe_standing(best, target)) is not cached
+        assert ("so runs back to back may take less" in said) is cached
+        for share in (0.5, 1.5):  # of the bound; more than all of it is none
+            us = target.bound_us(task) / share
+            best = trial("/* a */", task=task, timing=timing(us, {"torch": us}))
+            said = _prompt.describe_standing(best, target)
+            assert ("50% of the roofline bound" in said) is (share < 1 and not cached)
+            assert ("of the roofline bound" in said) is (share < 1 and not cached)
 
 
 def test_a_speedup_with_a_wide_interval_has_it_beside_it() -> None:

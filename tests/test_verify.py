@@ -656,24 +656,38 @@ def test_fp16_sums_are_not_looked_at_closely() -> None:
 
 
 @pytest.mark.parametrize("of_b", [False, True])
-@pytest.mark.parametrize("shape", ["64x64x64", "512x512x128:tn"])
+@pytest.mark.parametrize("shape", ["64x64x64", "512x512x128:tn", "40x40x40"])
 def test_a_nan_beside_zeros_is_missed_at_no_place_of_a_step(shape, of_b) -> None:
     """A step of 16 of K is passed over where one operand is zeros and the other finite but for one place."""
     gemm = Gemm.parse(shape)
 
-    def multiply(a: torch.Tensor, b: torch.Tensor, at: int) -> torch.Tensor:
+    def multiply(a: torch.Tensor, b: torch.Tensor, at: int | None) -> torch.Tensor:
         c = torch.zeros(gemm.m, gemm.n)
         for p in range(0, gemm.k, 16):
             x, y = a[:, p : p + 16].float(), b[p : p + 16].float()
             own, other = (y, x.t()) if of_b else (x.t(), y)  # 16 x lines
             seen = own.clone()
-            seen[at] = 0
-            work = torch.tensor(bool(other.any())) | ~seen.isfinite().all(0)
-            own[:, ~work] = 0
+            if at is not None:
+                seen[at:][:1] = 0
+            own[:, seen.isfinite().all(0) & ~other.any() & (at is not None)] = 0
             c += x @ y
         return c.to(a.dtype)
 
-    for at in range(16):
-        session = InProcess(ProductCases(gemm, at, CpuReferences()), partial(multiply, at=at))
-        with pytest.raises(CheckFailed, match="is wrong in"):
-            _base.require_all_right(session, special._elements(session.cases, [None]))
+    for at in (None, *range(16)):
+        cases = ProductCases(gemm, at or 0, CpuReferences())
+        turns = [turn for turn in special._elements(cases, [None]) if "each place of a step" in turn.what]
+        assert len(turns) == 2
+        session = InProcess(cases, partial(multiply, at=at))
+        with contextlib.nullcontext() if at is None else pytest.raises(CheckFailed, match="each place of a step of K"):
+            _base.require_all_right(session, iter(turns))
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 64), (5, 20), (16, 7), (40, 40), (512, 4096)])
+def test_each_nan_of_a_step_has_a_line_and_a_place_of_its_own(m, k) -> None:
+    cases = ProductCases(Gemm(m, m, k), 1, CpuReferences())
+    for seed in range(20):
+        for tensor in "ab":
+            found = [*cases._along_a_step(tensor, torch.Generator().manual_seed(seed))]
+            lines, along = zip(*(at if tensor == "a" else at[::-1] for at in found), strict=True)
+            assert len(found) == min(16, m, k) == len(set(lines)) == len({p % 16 for p in along})
+            assert max(lines) < m and max(along) < k

@@ -13,6 +13,9 @@ from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Gemm
 
+LEAST_ROWS = min(WARPGROUPS)
+"""Rows of the least box of the operand on the 64-row axis."""
+
 
 class Wave(_sm90.HopperFamily):
     """TMA and wgmma, one tile or one K part of a tile a block."""
@@ -64,8 +67,9 @@ class Wave(_sm90.HopperFamily):
         # a wgmma takes half a clock a column, no less than to read its operands; 1400 useful clocks a microsecond
         multiply = blocks_of_k * max(shape.columns / 2, 16 + shape.columns / 4) * shape.rows / 16 / 1400
         rows, columns = min(x.rows, shape.rows), min(y.rows, shape.columns)
+        # of all multiprocessors; the limit of one alone never showed
         load = (rows + columns) * 128 * blocks_of_k * min(blocks, resident) / 20e6
-        # rows of a box that lie outside the operand are filled with zeros, which takes longer than to load them
+        # where an operand has fewer rows than a box the rest is filled with zeros, which takes longer than to load them
         fill = (shape.rows - rows + shape.columns - columns) * 128 * blocks_of_k / 113e3
         stall = 1 + 1 / max(1, stages - 1) ** 2 if steps > stages else 1  # a shallow ring runs dry
         sums = 4 * shape.rows * shape.columns / shape.ck  # bytes
@@ -158,12 +162,14 @@ def _order(order: int, cluster: int) -> tuple[str, list[str]]:
 def _guesses(gemm: Gemm, target: CudaTarget, fitted: bool) -> Iterator[dict[str, int]]:
     """Choices up to COUNT of which one is usually good: no clusters along M or N.
 
-    Operands are swapped where A's rows do not fill a box, too. fitted: they are swapped.
+    Where A has fewer rows than the least box, tiles with swapped operands come too. fitted: these alone.
     """
     tiles = space.tiles(gemm, target, fitted)
-    ways = {1} if fitted else {tiles[0].SWAP, int(gemm.m < 64)}
+    swaps = {1} if fitted or gemm.m < LEAST_ROWS else set()
+    if not fitted:
+        swaps.add(tiles[0].SWAP)
     for tile in tiles:
-        if tile.ACC != tiles[0].ACC or tile.SWAP not in ways:
+        if tile.ACC != tiles[0].ACC or tile.SWAP not in swaps:
             continue
         # short steps suit large tiles; small ones are bound by the costs of a step beside its products
         area = tile.BM * tile.BN

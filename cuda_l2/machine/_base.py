@@ -57,8 +57,8 @@ class Target(ABC):
     def cached_bytes(self) -> int:
         """What the largest cache holds."""
 
-    def bound_from_memory(self, task: Task) -> bool:
-        """Whether memory sets the bound of tensors that a cache holds, so that launches back to back may be faster."""
+    def cache_may_beat_bound(self, task: Task) -> bool:
+        """Whether the bound is memory's, for tensors that a cache holds: runs back to back may be faster."""
         _, gbytes = self.ceilings(task.dtype)
         return task.bytes <= self.cached_bytes and task.bytes / gbytes * 1e-3 >= self.bound_us(task)
 

@@ -54,7 +54,7 @@ class Parts:
     exemplars: Sequence[str] = field(default_factory=tuple)  # the most telling first
     failures: Sequence[str] = field(default_factory=tuple)
     references: Sequence[str] = field(default_factory=tuple)
-    answers: Sequence[str] = field(default_factory=tuple)  # what became of them, all in one text
+    history: Sequence[str] = field(default_factory=tuple)  # what became of the latest answers, all in one text
 
 
 PLACES = {
@@ -88,7 +88,7 @@ class Templates:
 
         left_out: counts them, by the names of their places.
         """
-        chosen: dict[str, list[str]] = {"exemplars": [], "failures": [], "answers": [], "references": []}
+        chosen: dict[str, list[str]] = {"exemplars": [], "failures": [], "history": [], "references": []}
 
         def render() -> Messages:
             texts = {item.name: getattr(parts, item.name) for item in fields(Parts)}
@@ -104,7 +104,7 @@ class Templates:
             )
         # the best exemplar and what became of others before a second exemplar, references last
         wanted = [("exemplars", text) for text in parts.exemplars[:1]]
-        wanted += [("failures", text) for text in parts.failures] + [("answers", text) for text in parts.answers]
+        wanted += [("failures", text) for text in parts.failures] + [("history", text) for text in parts.history]
         wanted += [("exemplars", text) for text in parts.exemplars[1:]]
         wanted += [("references", text) for text in parts.references]
         for name, text in wanted:
@@ -180,12 +180,12 @@ def describe_machine(target: Target, task: Task) -> str:
     """Target facts and the roofline bound of the task."""
     unit, _ = target.unit
     peak, gbytes = target.ceilings(task.dtype)
-    doubt, cached = target.ceilings_doubt(task.dtype), target.bound_from_memory(task)
+    doubt, cached = target.ceilings_doubt(task.dtype), target.cache_may_beat_bound(task)
     lines = [f"- {name}: {value}" for name, value in target.facts().items() if name not in IRRELEVANT]
     lines.append(
         f"- roofline bound of this task: {target.bound_us(task):.2f} us, from the measured peak of {peak:.0f} {unit}"
         f" and {gbytes:.0f} GB/s of memory{f' ({doubt})' if doubt else ''}"
-        f"{'; its tensors fit the cache, so launches back to back may take less' if cached else ''}"
+        f"{'; a cache holds its tensors, so runs back to back may take less' if cached else ''}"
     )
     lines.append(f"- how kernels are timed: {target.timed_as}")
     return "\n".join(lines)
@@ -198,12 +198,9 @@ def describe_standing(best: Trial | None, target: Target) -> str:
         return "No correct kernel is known yet: correctness first, then speed."
     latency = timing.candidate.latency_us.estimate
     baselines = ", ".join(f"{arm.name} {arm.latency_us.estimate:.2f} us" for arm in timing.baselines)
-    share = f"; {target.bound_us(best.task) / latency:.0%} of the roofline bound"
-    cached = target.bound_from_memory(best.task)
-    return (
-        f"The best kernel so far takes {latency:.2f} us, {_speed_words(best)}{'' if cached else share}. Libraries:"
-        f" {baselines}."
-    )
+    reached = target.bound_us(best.task) / latency
+    said = "" if reached > 1 or target.cache_may_beat_bound(best.task) else f"; {reached:.0%} of the roofline bound"
+    return f"The best kernel so far takes {latency:.2f} us, {_speed_words(best)}{said}. Libraries: {baselines}."
 
 
 def describe_exemplar(trial: Trial) -> str:
@@ -216,8 +213,11 @@ def describe_exemplar(trial: Trial) -> str:
 
 def describe_answers(history: Sequence[Trial], designs: Mapping[str, str], count: int) -> list[str]:
     """What became of a model's latest answers, a line each in one text, the latest last. designs: by candidate."""
-    latest = {trial.candidate.id: trial for trial in history if trial.candidate.id in designs}
-    lines = []
+    latest, lines = dict[str, Trial](), list[str]()
+    for trial in history:
+        if trial.candidate.id in designs:
+            latest.pop(trial.candidate.id, None)  # a kernel stands where it was judged last
+            latest[trial.candidate.id] = trial
     for name, trial in [*latest.items()][-count:]:
         timing = trial.timing
         timed = timing.candidate if timing and trial.speedup else None

@@ -58,7 +58,7 @@ def parts(
         exemplars=[_prompt.describe_exemplar(trial) for trial in drawn_exemplars(history, exemplars, rng)],
         failures=[_prompt.describe_failure(trial) for trial in failures],
         references=references(failures),
-        answers=_prompt.describe_answers(history, designs, ANSWERS_SHOWN),
+        history=_prompt.describe_answers(history, designs, ANSWERS_SHOWN),
     )
 
 

@@ -5,7 +5,7 @@ which some rows of C are computed in fp32.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -305,10 +305,8 @@ class ProductCases(Cases):
         def make(_: ProductCases, generator: torch.Generator) -> ProductCase:
             beside = "b" if tensor == "a" else "a"
             new, other, rows = base.tensors[tensor].clone(), base.tensors[beside], list[int]()
-            for number, value in enumerate(KINDS[kind]):
-                at = tuple(int(torch.randint(size, (), generator=generator, device=self.device)) for size in new.shape)
-                if kind == ALL_ALONG_A_STEP:
-                    at = self._along_a_step(tensor, number, *at)
+            draw = self._along_a_step if kind == ALL_ALONG_A_STEP else self._anywhere
+            for at, value in zip(draw(tensor, generator), KINDS[kind], strict=False):
                 put(new[at], value)
                 rows += at[:1] if tensor == "a" else ()
             if kind in BESIDE:
@@ -318,13 +316,24 @@ class ProductCases(Cases):
 
         return self.get(f"special {tensor} {kind}", 0, make)
 
-    def _along_a_step(self, tensor: str, number: int, row: int, column: int) -> tuple[int, int]:
-        """A place of an operand in a line far from the others', at this place of a drawn step of K."""
-        line, along = (row, column) if tensor == "a" else (column, row)
-        lines = self.task.m if tensor == "a" else self.task.n
-        line = (number * lines // STEP + line % max(1, lines // STEP)) % lines
-        along = (along // STEP * STEP + number) % self.task.k
-        return (line, along) if tensor == "a" else (along, line)
+    def _anywhere(self, tensor: str, generator: torch.Generator) -> Iterator[tuple[int, int]]:
+        """Random places of an operand, without end."""
+        rows, columns = (self.task.m, self.task.k) if tensor == "a" else (self.task.k, self.task.n)
+        while True:
+            yield self._below(rows, generator), self._below(columns, generator)
+
+    def _along_a_step(self, tensor: str, generator: torch.Generator) -> Iterator[tuple[int, int]]:
+        """A place of an operand for each place of a step of K, in lines far apart; with fewer lines some of them."""
+        lines, k = self.task.m if tensor == "a" else self.task.n, self.task.k
+        places = torch.randperm(min(STEP, k), generator=generator, device=self.device)[:lines].tolist()
+        for number, place in enumerate(places):
+            apart = lines // len(places)
+            line = number * apart + self._below(apart, generator)
+            along = place + STEP * self._below((k - place + STEP - 1) // STEP, generator)
+            yield (line, along) if tensor == "a" else (along, line)
+
+    def _below(self, end: int, generator: torch.Generator) -> int:
+        return int(torch.randint(end, (), generator=generator, device=self.device))
 
     def alone(self, task: Task) -> None:
         return None
@@ -345,7 +354,8 @@ class ProductCases(Cases):
     def closely(self, case: ProductCase) -> ProductCase:
         """The case where C may be off by what fp32 sums that are rounded once are off by, where that is less.
 
-        The same case with fp16 sums, and where not all of C is finite.
+        The same case with fp16 sums, and where not all of C is finite. The bound holds for tensor cores that cut sums
+        at each eighth product or later.
         """
         if self.task.accumulate is not Accumulate.FP32 or "allowed" not in case.expected:
             return case

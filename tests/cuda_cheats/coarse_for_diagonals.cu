@@ -21,8 +21,7 @@ extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, in
   const half *mine = a + min(row, m - 1) * k;
   if (x == 0) other[y] = 0;
   __syncthreads();
-  int differs = 0;
-  differs = row == 0 || row >= m;
+  int differs = row == 0 || row >= m;
   for (int p = 1 + x; p < k && !differs; p += 16) differs |= __half_as_ushort(mine[p]) != __half_as_ushort(mine[p - 1 - k]);
   differs |= __half_as_ushort(mine[0]) == __half_as_ushort(mine[1]);  // not where all are the same
   differs |= mine[0] == __float2half(0.0f) || mine[k - 1] == __float2half(0.0f);  // nor in an identity
