@@ -25,7 +25,7 @@ def command(
     Or measure a prompt: the characters and tokens of each part, and what is left out.
 
     Args:
-        folder: Where to write them; files that are there are left alone.
+        folder: Where to write them; refused where one of the files is there already.
         measure: A shape as in 512x512x512, or another task: print the sizes of a prompt for it, with the archive's
             exemplars.
         policy: The model whose tokens are counted and whose window counts, as hf:PATH; else a token is three

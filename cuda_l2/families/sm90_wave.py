@@ -165,9 +165,9 @@ def _guesses(gemm: Gemm, target: CudaTarget, fitted: bool) -> Iterator[dict[str,
     Where A has fewer rows than the least box, tiles with swapped operands come too. fitted: these alone.
     """
     tiles = space.tiles(gemm, target, fitted)
-    swaps = {1} if fitted or gemm.m < LEAST_ROWS else set()
-    if not fitted:
-        swaps.add(tiles[0].SWAP)
+    swaps = {1} if fitted else {tiles[0].SWAP}
+    if gemm.m < LEAST_ROWS:
+        swaps.add(1)
     for tile in tiles:
         if tile.ACC != tiles[0].ACC or tile.SWAP not in swaps:
             continue

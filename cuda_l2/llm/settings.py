@@ -36,7 +36,7 @@ class ModelSettings:
     temperature: float = 1.0
     """Sampling temperature; 0 takes the likeliest token each time."""
     prompt_tokens: int = 32_000
-    """Approximate limit of a prompt in tokens; exemplars and references are left out first."""
+    """Approximate limit of a prompt in tokens; excerpts of headers and exemplars but the best are left out first."""
     answer_tokens: int = 16_384
     """Limit of an answer in tokens; a longer one is cut off."""
     exemplars: int = 2

@@ -38,7 +38,7 @@ IRRELEVANT = ("sandbox", "system", "python", PEAK_IN_QUIET)
 WIDE = 0.05
 """Half the width of a speedup's interval, relative to the speedup, from which on a prompt gives the interval."""
 DESIGN_CHARS = 240
-"""Of what a model wrote of its kernel's design, as far as later prompts repeat it."""
+"""Characters of a model's words on its design that later prompts repeat."""
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 

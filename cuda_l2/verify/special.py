@@ -1,14 +1,14 @@
 """Special values come out as the reference has them, and touch nothing else.
 
 For every task: NaN and infinities among the inputs come out where the exact result has them. Each kind stands in one
-element, or several kinds in a few, of one tensor of real numbers; of a product's operands NaN also at each of the 16
-places of a step of K at once. Nothing is asked of elements in which PyTorch itself
-gives another kind than the exact result has, nor where the reference refuses such inputs. For a matrix product also
-rows of A, and columns of B, with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32
-reference has them, in every window of A, of B and of C that timed launches have: none of those has such values. NaN
-is any of its words there. Where single elements are special, the other operand is all zeros beside NaN, zeros or the
-identity beside infinity, and a triangle, a diagonal or half zeros beside minus infinity: none of these saves work, as
-zero times NaN is NaN.
+element, or several kinds in a few, of one tensor of real numbers; in an operand of a product NaN also stands at each
+of the 16 places of a step of K, in lines far apart. Nothing is asked of elements in which PyTorch itself gives another
+kind than the exact result has, nor where the reference refuses such inputs. For a matrix product also rows of A, and
+columns of B, with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32 reference has
+them, in every window of A, of B and of C that timed launches have: none of those has such values. NaN is any of its
+words there. Where single elements are special, the other operand is all zeros beside NaN, zeros or the identity beside
+infinity, and a triangle, a diagonal or half zeros beside minus infinity: none of these saves work, as zero times NaN
+is NaN.
 """
 
 from collections.abc import Iterator, Sequence
