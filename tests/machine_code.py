@@ -4,11 +4,12 @@
     python tests/machine_code.py --write     # record the ids of kernels whose text changed and whose code did not
 
 results/h200/machine-code.csv has one row a kernel of results/h200/schedules.csv, found by the first row of the table
-that uses it (`gemm`, `edge`). `proved_as` is the kernel's id in results/h200/proof/kernels.csv and in runs of that
+that uses it (`gemm`, `edge`, `family`). `proved_as` is the kernel's id in results/h200/proof/kernels.csv and in runs of that
 time, `kernel` its id now: the file maps one to the other. `machine_code` hashes the instructions, registers, parameters
 and shared memory of each function in the cubin that NVRTC makes for sm_90a. Comments, names and the division into
 files do not enter it. Rows are compared under the compiler they were recorded with, NVRTC below.
-results/h100/proof/machine-code.csv has the same for the pack's kernels whose text changed after they had been proved.
+results/h200/proof/machine-code.csv has the same for the pack's other kernels whose text changed after they had been
+proved, in results/h200/proof or results/h100/proof.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 from cuda_l2 import contract
 from cuda_l2.build import cubin
 from cuda_l2.build.cuda_compiler import compile_source, toolchain
-from cuda_l2.library.deploy.recipes import AHEAD, FEW_ROWS
+from cuda_l2.library.deploy.recipes import AHEAD, ANY_SIZE, FEW_ROWS
 from cuda_l2.library.table import Row, read_table
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
@@ -32,7 +33,7 @@ NVRTC = "13.0.88"
 TARGET = compile_only("sm_90a")
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 TABLE, RECORDED = RESULTS / "h200" / "schedules.csv", RESULTS / "h200" / "machine-code.csv"
-PACK = RESULTS / "h100" / "proof" / "machine-code.csv"
+PACK = RESULTS / "h200" / "proof" / "machine-code.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Recorded:
 
     gemm: str
     edge: str
+    family: str
     proved_as: str
     kernel: str
     machine_code: str
@@ -53,8 +55,8 @@ def recorded(path: Path = RECORDED) -> list[Recorded]:
 
 
 def proved_rows() -> list[Row]:
-    """The pack's rows that a line of PACK may be of: plain ones for few rows, and those that read weights ahead."""
-    return [*(row for row in read_table(FEW_ROWS) if row.edge == "plain"), *read_table(AHEAD)]
+    """The rows that a line of PACK may be of: the pack's, but for the table's."""
+    return [row for path in (FEW_ROWS, AHEAD, ANY_SIZE) for row in read_table(path)]
 
 
 def kernels(rows: Iterable[Row]) -> Iterator[tuple[Row, str, str]]:
@@ -87,8 +89,8 @@ def _functions(code: bytes, log: str) -> Iterator[tuple[cubin.Kernel, cubin.Kern
 
 def compare(lines: Iterable[Recorded], table: Iterable[Row], cores: int = 2) -> list[Recorded]:
     """The lines with the ids and the machine code that the kernels of the table have now."""
-    rows = {(row.gemm, row.edge): row for row in table}
-    sources = [rows[Gemm.parse(line.gemm), line.edge].candidate(TARGET).source for line in lines]
+    rows = {(row.gemm, row.edge, row.family): row for row in table}
+    sources = [rows[Gemm.parse(line.gemm), line.edge, line.family].candidate(TARGET).source for line in lines]
     with ThreadPoolExecutor(cores) as pool:
         codes = list(pool.map(machine_code, sources))
     ids = [contract.kernel_id(source) for source in sources]
@@ -107,7 +109,7 @@ def write(lines: Iterable[Recorded], path: Path = RECORDED) -> None:
 
 def _started(table: Iterable[Row]) -> list[Recorded]:
     """A line for every kernel of the table, before anything is compiled."""
-    return [Recorded(str(row.gemm), row.edge, kernel, kernel, "") for row, kernel, _ in kernels(table)]
+    return [Recorded(str(row.gemm), row.edge, row.family, kernel, kernel, "") for row, kernel, _ in kernels(table)]
 
 
 def main() -> int:

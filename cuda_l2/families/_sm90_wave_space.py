@@ -69,12 +69,16 @@ class Shape:
     def ring_bytes(self, stages: int) -> int:
         return stages * self.blocks_of_k * (self.rows + self.columns) * 128
 
-    def shared_bytes(self, stages: int) -> int:
+    def dynamic_bytes(self, stages: int) -> int:
         """Dynamic shared memory of a block."""
         ring = self.ring_bytes(stages)
         staging = self.staging_bytes if self.swap else self.consumers // 32 * 16 * (self.columns * 2 + 16)
         inbox = (self.ck - 1) * (self.sums // self.ck) * self.consumers * 4
-        return max(ring, staging) + inbox + _sm90.ALIGNMENT_BYTES
+        return max(ring, staging) + inbox
+
+    def shared_bytes(self, stages: int) -> int:
+        """Shared memory of a block, with the barriers in front of the ring."""
+        return self.dynamic_bytes(stages) + _sm90.ALIGNMENT_BYTES
 
     def stages(self, target: CudaTarget, blocks: int = 1) -> int:
         """The most stages that fit, `blocks` blocks a multiprocessor."""

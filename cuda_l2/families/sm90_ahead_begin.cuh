@@ -2,12 +2,15 @@
   // ended, A's loads come after it. No block shares its loads.
   static_assert(!MULTI && PDL, "weights ahead");
   if (__any_sync(~0u, tid >= NC && tid < NC + 32) && elect_one()) {
+    const int early = least(work.n, EARLY);
     auto load_x = [&](int i) {
-      load_slice<X_MN, X_FLAT, KB, BM, BM, false, false>(ring + i * STAGE_BYTES, &map_x, row0, 0, k0 + i, full + i * 8, 0);
+      load_slice<X_MN, X_FLAT, KB, BM, BM, false, false>(ring + i * STAGE_BYTES, &map_x, work.row0, 0, work.k0 + i, full + i * 8, 0);
     };
     auto load_y = [&](int i) {
-      load_slice<Y_MN, Y_FLAT, KB, BN, BN, false, false>(ring + i * STAGE_BYTES + X_BYTES, &map_y, col0, 0, k0 + i, full + i * 8, 0);
+      load_slice<Y_MN, Y_FLAT, KB, BN, BN, false, false>(ring + i * STAGE_BYTES + X_BYTES, &map_y, work.col0, 0, work.k0 + i, full + i * 8, 0);
     };
+    prefetch_map(&map_x);
+    prefetch_map(&map_y);
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
       bar_init(full + s * 8, 1);

@@ -34,10 +34,9 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
      , int dependent  // launched so: only then do dependents of our own follow
 #endif
 ) {
-  extern __shared__ char smem_raw[];
+  extern __shared__ __align__(1024) char smem_raw[];  // so no address is rounded up
   __shared__ alignas(8) u64 bars[2 * STAGES];
-  const u32 full = smem_addr(bars), empty = full + STAGES * 8;
-  const u32 ring = (smem_addr(smem_raw) + 1023) & ~1023u, staging = ring + STAGES * STAGE_BYTES;
+  const u32 full = smem_addr(bars), empty = full + STAGES * 8, ring = smem_addr(smem_raw), staging = ring + STAGES * STAGE_BYTES;
   const int tid = threadIdx.x, warp = __shfl_sync(~0u, tid >> 5, 0), lane = tid & 31;
   const int rank = blockIdx.x % SHARING, cm = rank % CM, cn = rank / CM;
   const int rows = SWAP ? N : M, cols = SWAP ? M : N;
@@ -63,6 +62,9 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
 
   const u16 mask_x = (u16)((((1u << SHARING) - 1) / ((1u << CM) - 1)) << cm), mask_y = (u16)(((1u << CM) - 1) << (cn * CM));
   if (warp == NC / 32 && elect_one()) {
+    prefetch_map(&map_x);
+    prefetch_map(&map_y);
+    prefetch_map(&map_c);
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
       bar_init(full + s * 8, 1);
@@ -79,13 +81,19 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   if (warp >= NC / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(NWG == 3 ? 32 : 40));
     if (warp == NC / 32 && elect_one()) {
-      pdl_wait();
       int s = 0;
       u32 parity = 1;  // a fresh barrier passes a wait for parity 1
+#if PDL
+      bool waits = dependent;
+#endif
 #pragma unroll 1
       for (int t = mine_first; t < tiles; t += stride) {
         int row0, col0;
         place(t, row0, col0);
+#if PDL  // once, and behind a branch: else the compiler works out the first tile's place after the wait
+        if (waits) pdl_wait();
+        waits = false;
+#endif
 #pragma unroll 1
         for (int k = 0; k < steps; k++) {
           bar_wait(empty + s * 8, parity);

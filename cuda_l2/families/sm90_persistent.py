@@ -155,6 +155,7 @@ class Persistent(_sm90.HopperFamily):
         chunk = _chunk(c.BN)
         dependent = f", {{int32 = {c.EDGE}}}" if c.PDL else ""
         box = [64, c.BN] if c.SWAP else [64, 64] if c.WGSTORE else [chunk, 16]
+        shared_bytes = _shared_bytes(schedule.named) - _sm90.ALIGNMENT_BYTES
         swizzle = "128B" if c.SWAP or chunk == 64 else "none"
         return "\n".join(
             [
@@ -165,7 +166,7 @@ class Persistent(_sm90.HopperFamily):
                 _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, 1, whole=True, passes=c.BM == 64),
                 _sm90.tensor_map("map_c", "c", ["n", "m"], ["2 * n"], box, swizzle),
                 f'[[launch]]\nkernel = "gemm"\ngrid = ["min(gm * gn, sms / {cluster}) * {cluster}"]\n'
-                f"block = [{threads}]\ncluster = [{cluster}]\nshared_bytes = {_shared_bytes(schedule.named)}\n"
+                f"block = [{threads}]\ncluster = [{cluster}]\nshared_bytes = {shared_bytes}\n"
                 'args = ["map_x", "map_y", "map_c", "m", "n", "k",'
                 f" {{int32 = {c.COLUMNS}}}, {{int32 = {c.BAND}}}, {{int32 = {c.GPC}}},"
                 f' {{uint64 = "{INVERSE} / band + 1"}}, {{uint64 = {INVERSE // c.BAND + 1}}},'
@@ -181,7 +182,7 @@ def _chunk(columns: int) -> int:
 
 
 def _shared_bytes(chosen: dict[str, int], stages: int = 0) -> int:
-    """Dynamic shared memory of a block."""
+    """Shared memory of a block, with the barriers in front of the ring."""
     bm, bn = chosen["BM"], chosen["BN"]
     whole = chosen["SWAP"] or chosen.get("WGSTORE", 0)
     staging = chosen.get("OUT", 1) * (bn * 128 if whole else 4 * 16 * _chunk(bn) * 2)

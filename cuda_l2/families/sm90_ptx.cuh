@@ -68,6 +68,8 @@ DEV void pdl_wait() {
 DEV void pdl_trigger() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // ---- tensor memory accelerator
+// Before a load asks for it, a map is fetched in the time that barriers take.
+DEV void prefetch_map(const TensorMap *m) { asm volatile("prefetch.tensormap [%0];" ::"l"(m) : "memory"); }
 DEV void tma_load(u32 dst, const TensorMap *m, int x, int y, int z, u32 bar) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y), "r"(z)
                : "memory");

@@ -91,6 +91,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   // ---- producer
   if (warp >= NC / 32) {
     if (SPLIT_REGS) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (CK > 1) cluster_wait();
     if (warp == NC / 32 && elect_one()) {
       pdl_wait();
       int s = 0;
@@ -110,7 +111,6 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
       }
     }
     __syncwarp();
-    if (CK > 1) cluster_wait();
     return;
   }
 
@@ -124,6 +124,8 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   auto release = [&](int s) {
     if ((tid & 127) == 0) bar_arrive(empty + s * 8);
   };
+  if (CK > 1) cluster_wait();
+#include "sm90_wave_owners.cuh"
   int s = 0;
   u32 parity = 0;
 #pragma unroll 1

@@ -17,74 +17,72 @@
 // Macros: the compiled choices of sm90_wave.py, BF16, LAYOUT_TN, NWG, and what the sizes of the task are multiples of: X_FLAT, Y_FLAT
 // (inner sizes of the operands are no multiples of 64), EDGES (0: whole tiles; 1: C is cut off at multiples of 8 columns;
 // 2: anywhere).
-#include "sm90_wave_shape.cuh"
+#include "sm90_wave_work.cuh"
 #include "sm90_wave_load.cuh"
 #include "sm90_wave_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, MINB)
-gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_y, u16 *__restrict__ C,
+gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_y,
+#if CM * CN * CK * SL > 1
+     const __grid_constant__ Order order,
+#endif
+     u16 *__restrict__ C,
 #if SL > 1
      u32 *__restrict__ parts,
 #endif
 #if SL > 1 && COUNT
      u32 *__restrict__ counters,
 #endif
-     int M, int N, int K, const __grid_constant__ Order order
+     int M, int N, int K, int box_rows, int box_log2, int box_columns
 #if PDL
      , int dependent  // launched so: only then do dependents of our own follow
 #endif
 ) {
-  extern __shared__ char smem_raw[];
+  extern __shared__ __align__(1024) char smem_raw[];  // so no address is rounded up before the first load
   __shared__ alignas(8) u64 bars[2 * STAGES + 1];
-  u32 full = smem_addr(bars);
-  asm volatile("" : "+r"(full));  // else its address is worked out again in front of every use
-  const u32 empty = full + STAGES * 8, inbox_bar = full + STAGES * 16;
-  const u32 ring = (smem_addr(smem_raw) + 1023) & ~1023u;
-  const int tid = threadIdx.x, warp = __shfl_sync(~0u, tid >> 5, 0), lane = tid & 31;
+  const u32 full = smem_addr(bars), empty = full + STAGES * 8, inbox_bar = full + STAGES * 16, ring = smem_addr(smem_raw);
+  const int tid = threadIdx.x, lane = tid & 31;
 #if PDL == 1
   if (dependent) pdl_trigger();
 #endif
 
-  // ---- which tile, which part of K
-  const int rank = CS > 1 ? blockIdx.x % CS : 0, group = blockIdx.x / CS;
-  const int cm = rank % CM, cn = (rank / CM) % CN, ck = rank / (CM * CN), sl = SL > 1 ? blockIdx.y : 0;
-  const int tile = order.at[group], row0 = ((tile & 255) * CM + cm) * BM, col0 = ((tile >> 8) * CN + cn) * BN;
-  const int part = sl * CK + ck, steps = (K + 64 * KB - 1) / (64 * KB), share = steps / (CK * SL), extra = steps % (CK * SL);
-  const int k0 = part * share + least(part, extra), n = share + (part < extra ? 1 : 0);
+#if CM * CN * CK * SL > 1
+  const Order *const table = &order;
+#else
+  const Order *const table = nullptr;
+#endif
+  const Work work = find_work(box_rows, box_log2, box_columns, table, K);
 
   // ---- before the block's first barrier, whatever needs no other block is in flight. The vote instead of the warp's
   // number, which comes through a shuffle, is there sooner.
-  const u16 mask_x = (u16)((((1u << SHARING) - 1) / ((1u << CM) - 1)) << (cm + ck * SHARING));
-  const u16 mask_y = (u16)(((1u << CM) - 1) << (cn * CM + ck * SHARING));
   auto load = [&](int step, int s, auto together) {
-    load_stage<decltype(together)::value>(full, ring, s, &map_x, &map_y, row0, col0, cm, cn,
-                                          step, mask_x, mask_y);
+    load_stage<decltype(together)::value>(full, ring, s, &map_x, &map_y, work, step);
   };
-  const int early = least(n, MULTI ? LOCAL : STAGES);
+  constexpr int EARLY = MULTI ? LOCAL : STAGES;  // most stages that are loaded before the barrier
 #include "sm90_wave_begin.cuh"
+  const int warp = __shfl_sync(~0u, tid >> 5, 0);
   __syncthreads();
   if (CS > 1) cluster_arrive();
 
   // ---- producer
   if (warp >= NC / 32) {
     if (SPLIT_REGS) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(NWG == 3 ? 32 : 40));
-    if (MULTI) cluster_wait();
+    if (CS > 1) cluster_wait();
     if (warp == NC / 32 && elect_one()) {
-      int i = early;
+      int i = least(work.n, EARLY);
       if (MULTI)
 #pragma unroll 1
-        for (; i < n && i < STAGES; i++) load(k0 + i, i, constant<true>());
+        for (; i < work.n && i < STAGES; i++) load(work.k0 + i, i, constant<true>());
       int s = 0;
       u32 parity = 0;
 #pragma unroll 1
-      for (; i < n; i++) {
+      for (; i < work.n; i++) {
         bar_wait(empty + s * 8, parity);
-        load(k0 + i, s, constant<true>());
+        load(work.k0 + i, s, constant<true>());
         if (++s == STAGES) s = 0, parity ^= 1;
       }
     }
     __syncwarp();
-    if (!MULTI && CK > 1) cluster_wait();
     // No block leaves while another may still signal its barriers.
     if (MULTI) {
       cluster_arrive();
@@ -95,17 +93,31 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
 
   // ---- consumers
   if (SPLIT_REGS) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(NWG == 3 ? 160 : 232));
-  if (MULTI) cluster_wait();
-  const int wg = warp >> 2;
+  if (CS > 1) cluster_wait();  // all peers are there, with their barriers armed; the first operands take longer
+  const int wg = warp >> 2, cm = work.cm, cn = work.cn, ck = work.ck, sl = work.sl;
   Sum acc[MW][WORDS];
   const u32 low_x = desc_low(ring, X_MN ? KB * 8192 : 16) + operand_at<X_MN, KB, BM>(1, 0, 0) * (wg * MW);
   const u32 low_y = desc_low(ring + X_BYTES, Y_MN ? KB * 8192 : 16);
-  const bool reuse = n > STAGES;
+
+  // ---- what follows the products is worked out now, while the first operands are on their way: the compiler would do it
+  // last, when everything waits for it
+  const int wrow = work.row0 + wg * MW * 64 + (warp & 3) * 16;  // first row (column, if swapped) of this warp in slab 0
+  const int first = ck * RK + sl * RL;                          // the thread's sums that this block stores
+  const Way way = way_of_share(C, M, N, first, wrow, work.col0, ring + warp * (STAGED_BYTES / (NC / 32)), lane);
+#include "sm90_wave_owners.cuh"
+#if SL > 1
+  const int cluster = blockIdx.y * (gridDim.x / CS) + blockIdx.x / CS;
+  const int unit = ((cluster * CN + cn) * CM + cm) * CK + ck;
+  u32 *const box = parts + (u64)unit * SL * (SL - 1) * RL * NC + tid * VL;  // [SL owners][SL - 1 senders][RL / VL][NC][VL]
+  u32 *const to = box + sl * RL * NC, *const from = box + sl * (SL - 1) * RL * NC;
+#endif
+
+  const bool reuse = work.n > STAGES;
   auto release = [&](int s) { release_stage(empty, s, tid, cm, cn, ck); };
   int s = 0, before = 0;
   u32 parity = 0;
 #pragma unroll 1  // here and above: a short kernel feels every instruction-cache miss
-  for (int i = 0; i < n; i++) {
+  for (int i = 0; i < work.n; i++) {
     bar_wait(full + s * 8, parity);
     const u32 x = low_x + s * (STAGE_BYTES >> 4), y = low_y + s * (STAGE_BYTES >> 4);
     wgmma_fence();
@@ -136,13 +148,9 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   named_sync(1, NC);            // the ring becomes staging space: every wgmma of the block has read it
 
   // ---- sums over the parts of K, and C
-  const int wrow = row0 + wg * MW * 64 + (warp & 3) * 16;  // first row (column, if swapped) of this warp in slab 0
-  const u32 stage = ring + warp * (SWAP ? BN * 48 : 16 * (BN * 2 + 16));
   if constexpr (PLAIN) {
 #pragma unroll
-    for (int m = 0; m < MW; m++)
-      if constexpr (SWAP) store_columns<BN>(C, M, N, acc[m], col0, wrow + m * 64, stage, lane);
-      else store_rows<BN>(C, M, N, acc[m], wrow + m * 64, col0, stage, lane);
+    for (int m = 0; m < MW; m++) store_part<BN>(way, N, acc[m], m * 64, lane);
   } else {
     float own[RK], sum[R];
 #pragma unroll
@@ -157,7 +165,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
 #pragma unroll
     for (int i = 0; i < RL; i++) out[i] = own[i];
 #endif
-    store_share(C, M, N, out, ck * RK + sl * RL, wrow, col0, stage, lane);
+    store_share(way, C, M, N, out, first, wrow, work.col0, lane);
   }
   if (MULTI) cluster_wait();
 }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import log2
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from cuda_l2.families import _sm90
 from cuda_l2.families import _sm90_wave_space as space
@@ -13,6 +13,8 @@ from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Gemm
 
+COLUMN = 1 << 30
+"""More rows than there are: a box that is a whole column of tiles."""
 LEAST_ROWS = min(WARPGROUPS)
 """Rows of the least box of the operand on the 64-row axis."""
 
@@ -109,17 +111,20 @@ class Wave(_sm90.HopperFamily):
             zeros += [f"{x.size} % {rows}", f"{y.size} % {columns}"]
         if edges < 2:
             zeros.append("n % 8")
-        value, fits = _order(c.ORDER, cluster)
+        order = _order(c.ORDER, cluster, c.SL)
         pieces = c.CM * c.CN > 1
         text = [
             "\n".join(['target = "cuda"', 'arch = "sm_90a"', *element(gemm), ""]),
             f'[names]\ngm = "cdiv({x.size}, {rows})"\ngn = "cdiv({y.size}, {columns})"',
-            f'accepted = "{_sm90.zero(*zeros, *fits)}"\n',
+            f'accepted = "{_sm90.zero(*zeros, *order.fits)}"\n',
             _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, c.KB, whole=not pieces, passes=False),
             _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, c.KB, whole=not pieces, passes=c.BM == 64),
-            f'[[table]]\nname = "order"\nlength = "gm * gn"\nvalue = "{value}"\n',
         ]
-        arguments: list[str | dict[str, int]] = ["map_x", "map_y", "c"]
+        arguments: list[str | dict[str, int]] = ["map_x", "map_y"]
+        if cluster * c.SL > 1:
+            text.append(f'[[table]]\nname = "order"\nlength = "gm * gn"\nvalue = "{order.table}"\n')
+            arguments.append("order")
+        arguments.append("c")  # from here on all lie side by side
         if c.SL > 1:
             arguments.append("parts")
             floats = c.CM * c.CN * (c.SL - 1) * c.BM * c.BN
@@ -129,12 +134,12 @@ class Wave(_sm90.HopperFamily):
                 arguments.append("counters")
                 words = c.CM * c.CN * parts
                 text.append(f'[[workspace]]\nname = "counters"\nbytes = "gm * gn * {4 * words}"\nkind = "persistent"\n')
-        arguments += ["m", "n", "k", "order"]
+        arguments += ["m", "n", "k", *order.arguments]
         if c.PDL:
             arguments.append({"int32": c.EDGE})
         text.append(
-            f'[[launch]]\nkernel = "gemm"\ngrid = ["gm * gn * {cluster}", {c.SL}]\nblock = [{shape.threads}]\n'
-            f"cluster = [{cluster}]\nshared_bytes = {shape.shared_bytes(c.STAGES)}\n"
+            f'[[launch]]\nkernel = "gemm"\ngrid = {toml_list(order.grid)}\nblock = [{shape.threads}]\n'
+            f"cluster = [{cluster}]\nshared_bytes = {shape.dynamic_bytes(c.STAGES)}\n"
             f"args = {toml_list(arguments)}\n"
             f"coresident = {'true' if c.SL > 1 else 'false'}\n"
             f'edge = "{"programmatic" if c.EDGE else "plain"}"'
@@ -142,21 +147,40 @@ class Wave(_sm90.HopperFamily):
         return "\n".join(text)
 
 
-def _order(order: int, cluster: int) -> tuple[str, list[str]]:
-    """The tile of cluster i as row | column << 8, in cluster tiles, and what must be 0 for the order to be one."""
+class _Order(NamedTuple):
+    """How clusters come by their tiles: by the grid, with the tiles of a box along x, or by a table."""
+
+    grid: tuple[str | int, ...]
+    box_rows: int = 1  # a power of two; 0: x and y are column and row of the tile
+    box_columns: int = 1  # 0: the table says
+    table: str = "0"  # the tile of cluster i as row | column << 8, in cluster tiles
+    fits: tuple[str, ...] = ()  # what must be 0
+
+    @property
+    def arguments(self) -> list[dict[str, int]]:
+        numbers = self.box_rows, max(0, self.box_rows.bit_length() - 1), self.box_columns
+        return [{"int32": number} for number in numbers]
+
+
+def _order(order: int, cluster: int, parts: int) -> _Order:
+    """parts: of K beyond a cluster, along z."""
     if order == 0:
-        return "i / gn + 256 * (i % gn)", []
+        across = f"gn * {cluster}"
+        return _Order((across, 1, "gm")) if parts == 1 else _Order((across, "gm", parts), box_rows=0)
     if order < 0:
-        return "i % gm + 256 * (i / gm)", []
+        return _Order((f"gm * {cluster}", "gn", parts), COLUMN)
     size = max(2, GPC // cluster)
     width = size // order
+    fits, across = (f"gm % {order}", f"gn % {width}"), f"gn / {width}"
+    if cluster * parts == 1:
+        return _Order((size, across, f"gm / {order}"), order, width, fits=fits)
     # the place of cluster i when clusters are sorted by GPC
     place = "i" if cluster == 1 else "(i % 8 * (gm * gn / 8) + min(i % 8, gm * gn % 8) + i / 8)"
-    box, inside, across = f"{place} / {size}", f"{place} % {size}", f"(gn / {width})"
-    row, column = f"({box} / {across})", f"({box} % {across})"
-    snake = f"({column} + {row} % 2 * ({across} - 1 - 2 * ({column})))"
-    value = f"{row} * {order} + {inside} % {order} + 256 * ({snake} * {width} + {inside} / {order})"
-    return value, [f"gm % {order}", f"gn % {width}"]
+    box, inside = f"{place} / {size}", f"{place} % {size}"
+    row, column = f"({box} / ({across}))", f"({box} % ({across}))"
+    snake = f"({column} + {row} % 2 * ({across} - 1 - 2 * {column}))"
+    table = f"{row} * {order} + {inside} % {order} + 256 * ({snake} * {width} + {inside} / {order})"
+    return _Order((f"gm * gn * {cluster}", 1, parts), 1, 0, table, fits)
 
 
 def _guesses(gemm: Gemm, target: CudaTarget, fitted: bool) -> Iterator[dict[str, int]]:

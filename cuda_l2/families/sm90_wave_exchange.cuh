@@ -1,19 +1,18 @@
 // Part of the body of sm90_wave.cu, where SL > 1: the sum over SL parts of K beyond a cluster, through L2 (PTX ISA, memory
 // consistency model: relaxed and acquire at .gpu scope). All blocks are resident.
-// In: own[RK], this thread's sums over this part. Out: out[RL], sums [sl * RL, (sl + 1) * RL) of own over all SL parts, in
-// one fixed order: the own part, then the others by number.
+// In: own[RK], this thread's sums over this part; to, its place among the senders to owner 0, and from, that of sender 0
+// to us. Out: out[RL], sums [sl * RL, (sl + 1) * RL) of own over all SL parts, in one fixed order: the own part, then the
+// others by number.
 // parts: [tiles * CK][SL owners][SL - 1 senders][RL / VL][NC][VL] fp32 values. Arrival is announced in one of two ways:
 //   COUNT 0  the words themselves are polled: EMPTY until they are written, and EMPTY again when they have been read
 //   COUNT 1  counters, [tiles * CK][SL], are 0 before and after
-    const int unit = ((group * CN + cn) * CM + cm) * CK + ck;
-    u32 *box = parts + (u64)unit * SL * (SL - 1) * RL * NC;  // [owner][SL - 1 senders][RL / VL][NC][VL]
 #pragma unroll
     for (int o = 0; o < SL; o++) {
       if (o == sl) {
 #pragma unroll
         for (int i = 0; i < RL; i++) out[i] = own[o * RL + i];
       } else {
-        u32 *w = box + (u64)(o * (SL - 1) + sl - (sl > o ? 1 : 0)) * RL * NC + tid * VL;
+        u32 *w = to + (o * (SL - 1) - (o < sl ? 1 : 0)) * RL * NC;
 #pragma unroll
         for (int i = 0; i < RL; i += VL) {
           u32 x[VL];
@@ -26,7 +25,6 @@
         }
       }
     }
-    u32 *in = box + (u64)sl * (SL - 1) * RL * NC + tid * VL;
 #if COUNT
     u32 *count = counters + unit * SL;
     named_sync(1, NC);
@@ -54,7 +52,7 @@
         for (int j = 0; j < GROUP; j++)
           if (j0 + j < SL - 1)
 #pragma unroll
-            for (int i = 0; i < RL; i += VL) ld_relaxed<VL>(in + (u64)(j0 + j) * RL * NC + i * NC, &x[j][i]);
+            for (int i = 0; i < RL; i += VL) ld_relaxed<VL>(from + (j0 + j) * RL * NC + i * NC, &x[j][i]);
         if constexpr (!COUNT) {
 #pragma unroll
           for (int j = 0; j < GROUP; j++)
@@ -74,7 +72,7 @@
               u32 fill[VL];
 #pragma unroll
               for (int e = 0; e < VL; e++) fill[e] = EMPTY;
-              st_relaxed(in + (u64)(j0 + j) * RL * NC + i * NC, fill);
+              st_relaxed(from + (j0 + j) * RL * NC + i * NC, fill);
             }
           }
     }

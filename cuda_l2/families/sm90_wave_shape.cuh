@@ -14,16 +14,14 @@ constexpr int RK = R / CK;   // sums a thread owns after the cluster sum
 constexpr int RL = RK / SL;  // ... and after the exchange through L2
 constexpr int VK = RK % 4 ? 2 : 4, VL = RL % 4 ? 2 : 4;  // sums that move at once
 constexpr u32 INBOX_BYTES = (CK - 1) * RK * NC * 4;
+constexpr u32 STAGED_BYTES = NC / 32 * (SWAP ? BN * 48 : 16 * (BN * 2 + 16));  // C, before it is stored
+constexpr bool TABLE = CS > 1 || SL > 1;  // there are orders of tiles that the grid cannot express
 constexpr bool PLAIN = CK == 1 && SL == 1;
 static_assert(BM % (64 * NWG) == 0 && BN % 8 == 0 && (!SWAP || SL == 1), "tile");
 static_assert(R % CK == 0 && RK % SL == 0 && RL % VL == 0 && RK % VK == 0, "split");
 static_assert(RL <= NA ? NA % RL == 0 : RL % NA == 0, "a block's share of the sums is part of a slab, or whole slabs");
-static_assert(CK == 1 || !SWAP || NC / 32 * BN * 48 <= STAGES * (int)STAGE_BYTES, "C is staged below the inbox");
+static_assert(CK == 1 || STAGED_BYTES <= STAGES * STAGE_BYTES, "C is staged below the inbox");
 static_assert(BM / CN % (X_MN ? 64 : 8) == 0 && BN / CM % (Y_MN ? 64 : 8) == 0, "slices of a multicast");
-
-// Tile row | tile column << 8 of cluster i, worked out by the contract: a lookup instead of integer divisions before the
-// first load (0.1 to 0.2 us), in any order.
-struct Order { u16 at[264]; };
 
 #if SL > 1
 // What the polled words of the exchange hold until a sum arrives. It is a NaN; a sum with these very bits is sent as the NaN
