@@ -1,23 +1,27 @@
-"""Times edited copies of the GPU families' sources beside the originals: is a change to a kernel worth it?
+"""Times edited copies of the GPU families beside the originals: is a change to a kernel worth it?
 
-    cp -r cuda_l2/families /tmp/lean && $EDITOR /tmp/lean/sm90_wave.cu
+    cp -r cuda_l2/families /tmp/lean && $EDITOR /tmp/lean/sm90_wave.cu /tmp/lean/sm90_wave.py
     python examples/compare_kernels.py /tmp/lean --sample 120
-    python examples/compare_kernels.py /tmp/lean /tmp/other --sample 60 --cold
+    python examples/compare_kernels.py /tmp/lean /tmp/other --sample 60 --edge cold
 
-For a sample of a dispatch table's shapes the kernel that serves each is built from every folder and timed,
-interleaved, as `cuda-l2 select` does: plain launches back to back, or with --cold single ones with nothing cached.
-Prints how many times as fast as the original each folder's are, shape by shape as it goes, then by family and size:
-of what was compared, where Ctrl-C or a time limit ends it. Needs an NVIDIA GPU of the table's kind.
+For a sample of a dispatch table's shapes the kernel that serves each is rendered by every folder, contract and source,
+and timed, interleaved, as `cuda-l2 select` does: launches back to back, plain or as dependents, or single ones with
+nothing cached. Prints how many times as fast as the original each folder's are, shape by shape as it goes, then by
+family and size: of what was compared, where Ctrl-C or a time limit ends it. A minute compares some 800 rows of two
+folders on 16 cores. Needs an NVIDIA GPU of the table's kind.
 """
 
 import argparse
 import contextlib
 import itertools
 import math
+import os
 import pickle
 import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +29,8 @@ from statistics import geometric_mean
 
 from cuda_l2 import contract
 from cuda_l2.build.build_server import BuildServers
-from cuda_l2.families._base import inlined
-from cuda_l2.library.table import COLD, PLAIN, Row, family_of, read_table
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.library.table import COLD, EDGES, PLAIN, Row, read_table
 from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
@@ -43,13 +47,37 @@ FINALISTS = 16
 """All of a shape's, at any number of folders that makes sense."""
 
 
-def edited(row: Row, target: CudaTarget, folder: Path) -> Candidate:
-    """The row's kernel, its family's source taken from another folder."""
-    candidate, source = row.candidate(target), family_of(row.family).source
-    text, own = candidate.source, inlined(source)
-    if not text.endswith(own):
-        raise UserError(f"{row.family}: its text does not end with {source.name}")
-    return Candidate(text.removesuffix(own) + inlined(folder / source.name), "table", row.schedule, row.family)
+RENDER = """
+import pickle, sys
+rows, target = pickle.load(sys.stdin.buffer)
+pickle.dump([row.candidate(target) for row in rows], sys.stdout.buffer)
+"""
+
+
+def edited(rows: Sequence[Row], target: CudaTarget, folder: Path) -> list[Candidate]:
+    """The rows' kernels as the families of another folder render them, by a process that imports these."""
+    package = ORIGINAL.parent
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / package.name
+        copy.mkdir()
+        for entry in package.iterdir():
+            (copy / entry.name).symlink_to(folder.resolve() if entry == ORIGINAL else entry)
+        command = [sys.executable, "-B", "-c", RENDER]
+        environment = os.environ | {"PYTHONPATH": place}
+        asked = pickle.dumps((list(rows), target))
+        done = subprocess.run(command, input=asked, capture_output=True, env=environment, cwd=place, check=False)
+    if done.returncode:
+        raise UserError(f"{folder} does not render a row: {done.stderr.decode().strip().splitlines()[-1]}")
+    found: list[Candidate] = pickle.loads(done.stdout)  # our own child's
+    return found
+
+
+def planned(row: Row, candidate: Candidate, target: CudaTarget, folder: Path) -> Plan:
+    """The launches of a rendered row, before anything is built or timed."""
+    try:
+        return contract.parse_cuda(candidate.source).plan(row.gemm, target.sms)
+    except contract.ContractError as error:
+        raise UserError(f"{folder}, {row.gemm}, {row.family}: {error}") from None
 
 
 def sampled(rows: Iterable[Row], count: int, seed: int, edge: str) -> list[Row]:
@@ -67,14 +95,19 @@ def compare(
 
     Kernels of later rows are built, by several processes, while earlier ones are timed.
     """
-    candidates = [[edited(row, target, folder) for folder in folders] for row in rows]
+    by_folder = [edited(rows, target, folder) for folder in folders]
+    candidates = list(zip(*by_folder, strict=True))
+    plans = [
+        [planned(row, candidate, target, folder) for candidate, folder in zip(own, folders, strict=True)]
+        for row, own in zip(rows, candidates, strict=True)
+    ]
     servers = BuildServers(target)
     try:
         builds = servers.build(list(itertools.chain(*candidates)))
         with machine_lock(bus_id()), QuickTimer(0, FINALISTS, cold=cold) as timer:
-            for row, own in zip(rows, candidates, strict=True):
+            for row, own in zip(rows, plans, strict=True):
                 built = zip(own, itertools.islice(builds, len(own)), strict=True)
-                times = _times(row, dict(zip(folders, built, strict=True)), target, timer)
+                times = _times(row, dict(zip(folders, built, strict=True)), timer)
                 base = times.get(folders[0], math.nan)
                 ratios = {folder: base / us for folder, us in times.items() if folder != folders[0]}
                 yield row, {folder: ratio for folder, ratio in ratios.items() if math.isfinite(ratio)}
@@ -82,16 +115,12 @@ def compare(
         servers.close()
 
 
-def _times(
-    row: Row, built: Mapping[Path, tuple[Candidate, Build]], target: CudaTarget, timer: QuickTimer
-) -> dict[Path, float]:
-    """Microseconds by folder; says why one has none."""
+def _times(row: Row, built: Mapping[Path, tuple[Plan, Build]], timer: QuickTimer) -> dict[Path, float]:
+    """Microseconds by folder, launched as the row says; says why one has none."""
     items: dict[Path, Item] = {}
-    for folder, (candidate, build) in built.items():
+    for folder, (plan, build) in built.items():
         if build.status is BuildStatus.BUILT:
-            gemm = row.gemm
-            plan = contract.parse_cuda(candidate.source).plan(gemm, target.sms)
-            items[folder] = Item(gemm.layout, build.artifact, pickle.dumps(plan), dependent=False)
+            items[folder] = Item(row.gemm.layout, build.artifact, pickle.dumps(plan), dependent=False)
         else:
             print(f"{row.gemm} {folder}: {build.reason}", file=sys.stderr)
     samples = dict(zip(items, timer.time(row.gemm, list(items.values())), strict=True))
@@ -125,20 +154,18 @@ def main() -> int:
     parser.add_argument("--table", type=Path, default=Path("results/h200/schedules.csv"))
     parser.add_argument("--sample", type=int, default=120, help="sizes, stratified")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cold", action="store_true", help="single launches with nothing cached")
+    parser.add_argument("--edge", choices=EDGES, default=PLAIN, help="rows of the table, and how they are launched")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit ends it as Ctrl-C does
     found: dict[Path, list[tuple[Row, float]]] = defaultdict(list)
     try:
-        rows = read_table(options.table)
-        edge = COLD if options.cold and any(row.edge == COLD for row in rows) else PLAIN
-        chosen = sampled(rows, options.sample, options.seed, edge)
+        chosen = sampled(read_table(options.table), options.sample, options.seed, options.edge)
         folders = list(dict.fromkeys([ORIGINAL, *options.folders]))
         if missing := [str(folder) for folder in folders if not folder.is_dir()]:
             raise UserError(f"{missing[0]} is not a folder: give copies of {ORIGINAL}")
         kernels = counted(len(chosen) * len(folders), "kernel")
         print(f"{counted(len(chosen), 'shape')} to compare, {kernels} to build", file=sys.stderr, flush=True)
-        with contextlib.closing(compare(chosen, folders, cuda.detect(), options.cold)) as compared:
+        with contextlib.closing(compare(chosen, folders, cuda.detect(), options.edge == COLD)) as compared:
             for number, (row, ratios) in enumerate(compared, 1):
                 for folder, ratio in ratios.items():
                     found[folder].append((row, ratio))

@@ -4,8 +4,8 @@
     python tests/machine_code.py --write     # record the ids of kernels whose text changed and whose code did not
 
 results/h200/machine-code.csv has one row a kernel of results/h200/schedules.csv, found by the first row of the table
-that uses it (`gemm`, `edge`, `family`). `proved_as` is the kernel's id in results/h200/proof/kernels.csv and in runs of that
-time, `kernel` its id now: the file maps one to the other. `machine_code` hashes the instructions, registers, parameters
+that uses it (`gemm`, `edge`, `family`). `proved_as` is the kernel's id in results/h200/proof/kernels.csv and in runs of
+that time, `kernel` its id now: the file maps one to the other. `machine_code` hashes the instructions, registers, parameters
 and shared memory of each function in the cubin that NVRTC makes for sm_90a. Comments, names and the division into
 files do not enter it. Rows are compared under the compiler they were recorded with, NVRTC below.
 results/h200/proof/machine-code.csv has the same for the pack's other kernels whose text changed after they had been
@@ -54,8 +54,8 @@ def recorded(path: Path = RECORDED) -> list[Recorded]:
         return [Recorded(**line) for line in csv.DictReader(file)]
 
 
-def proved_rows() -> list[Row]:
-    """The rows that a line of PACK may be of: the pack's, but for the table's."""
+def pack_rows() -> list[Row]:
+    """The rows that a line of PACK may be of: those of the pack that are not the table's."""
     return [row for path in (FEW_ROWS, AHEAD, ANY_SIZE) for row in read_table(path)]
 
 
@@ -123,7 +123,7 @@ def main() -> int:
     old = recorded() if RECORDED.exists() else _started(table)
     new = compare(old, table)
     pack = recorded(PACK)
-    pack_now = compare(pack, proved_rows())
+    pack_now = compare(pack, pack_rows())
     both = zip([*old, *pack], [*new, *pack_now], strict=True)
     different = [line for line, now in both if line.machine_code not in ("", now.machine_code)]
     for line in different:

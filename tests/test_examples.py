@@ -24,6 +24,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.quick import Sampled
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
+from cuda_l2.system.errors import UserError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 INSTRUCTION = {"mma_sync": "HMMA.16816.F32", "wgmma_tma": "HGMMA.64x64x16.F32", "cute_tma": "HGMMA.64x128x16.F32"}
@@ -56,21 +57,45 @@ def tool():
     return example("compare_kernels")
 
 
-def test_edited_kernels_differ_in_their_familys_source_alone(tool, tmp_path) -> None:
-    target, gemm = compile_only("sm_90a"), Gemm(256, 256, 2048)
+def row_of_the_wave_family(target) -> Row:
+    gemm = Gemm(256, 256, 2048)
     family = next(family for family in families_for(gemm, target) if family.name == "sm90_wave")
     values = zip((choice.name for choice in family.choices), family.default(gemm, target), strict=True)
-    row = Row(gemm, PLAIN, family.name, tuple({**dict(values), "EDGE": 0}.items()), 4.0)
-    shutil.copytree(tool.ORIGINAL, tmp_path / "families", ignore=shutil.ignore_patterns("__pycache__"))
-    assert tool.edited(row, target, tmp_path / "families").source == row.candidate(target).source
-    operands = tmp_path / "other" / "sm90_operands.cuh"
-    shutil.copytree(tmp_path / "families", operands.parent)
+    return Row(gemm, PLAIN, family.name, tuple({**dict(values), "EDGE": 0}.items()), 4.0)
+
+
+def test_another_folder_renders_source_and_contract(tool, tmp_path) -> None:
+    target = compile_only("sm_90a")
+    row = row_of_the_wave_family(target)
+    copy = tmp_path / "families"
+    shutil.copytree(tool.ORIGINAL, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    assert [each.source for each in tool.edited([row], target, copy)] == [row.candidate(target).source]
+    operands, wave = copy / "sm90_operands.cuh", copy / "sm90_wave.py"
     operands.write_text(operands.read_text() + "// edited\n")
-    changed = tool.edited(row, target, operands.parent).source
-    assert changed.replace("// edited\n", "") == row.candidate(target).source != changed
-    rows = [row, Row(gemm, PROGRAMMATIC, *(row.family, row.schedule, 3.0))]
+    wave.write_text(wave.read_text().replace('kernel = "gemm"', 'kernel = "other"'))
+    (changed,) = tool.edited([row], target, copy)
+    back = changed.source.replace("// edited\n", "").replace('kernel = "other"', 'kernel = "gemm"')
+    assert back == row.candidate(target).source and changed.source.count("edited") == 1
+    rows = [row, Row(row.gemm, PROGRAMMATIC, *(row.family, row.schedule, 3.0))]
     assert tool.sampled(rows, 5, 0, PLAIN) == [row]
     assert "| sm90_wave | 24-27 | 2 | 1.0392 | 1.0400 | 1.0000 | 1.0800 |" in tool.table([(row, 1.0), (row, 1.08)])
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (('["map_x", "map_y"]', '["map_x", "map_z"]'), "families, 256x256x2048, sm90_wave: "),
+        (("from types import SimpleNamespace", "from types import Nothing"), "does not render a row: ImportError"),
+    ],
+)
+def test_a_folder_that_launches_nothing_is_known_before_anything_is_built(tool, tmp_path, edit, said) -> None:
+    target, copy = compile_only("sm_90a"), tmp_path / "families"
+    shutil.copytree(tool.ORIGINAL, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    wave = copy / "sm90_wave.py"
+    assert wave.read_text().count(edit[0]) == 1
+    wave.write_text(wave.read_text().replace(*edit))
+    with pytest.raises(UserError, match=said):
+        next(tool.compare([row_of_the_wave_family(target)], [copy], target, cold=False))
 
 
 class Servers:

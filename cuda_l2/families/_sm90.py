@@ -16,9 +16,10 @@ from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Gemm, Layout
 
 STATIC_BYTES = 512
-"""Shared memory kept free for mbarriers and for what a stress build adds."""
+"""Shared memory kept free for mbarriers where they stand apart, and for what a stress build adds."""
 ALIGNMENT_BYTES = 1024
-"""Alignment of swizzled tiles in shared memory: the ring starts at the next multiple."""
+"""Alignment of swizzled tiles in shared memory. The ring starts at the next multiple: worked out by a kernel that asks
+for so much more dynamic memory, or by the compiler, which puts mbarriers and padding, static memory, in front."""
 T = TypeVar("T", bound=tuple[int, ...])
 
 

@@ -155,7 +155,6 @@ class Persistent(_sm90.HopperFamily):
         chunk = _chunk(c.BN)
         dependent = f", {{int32 = {c.EDGE}}}" if c.PDL else ""
         box = [64, c.BN] if c.SWAP else [64, 64] if c.WGSTORE else [chunk, 16]
-        shared_bytes = _shared_bytes(schedule.named) - _sm90.ALIGNMENT_BYTES
         swizzle = "128B" if c.SWAP or chunk == 64 else "none"
         return "\n".join(
             [
@@ -166,7 +165,7 @@ class Persistent(_sm90.HopperFamily):
                 _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, 1, whole=True, passes=c.BM == 64),
                 _sm90.tensor_map("map_c", "c", ["n", "m"], ["2 * n"], box, swizzle),
                 f'[[launch]]\nkernel = "gemm"\ngrid = ["min(gm * gn, sms / {cluster}) * {cluster}"]\n'
-                f"block = [{threads}]\ncluster = [{cluster}]\nshared_bytes = {shared_bytes}\n"
+                f"block = [{threads}]\ncluster = [{cluster}]\nshared_bytes = {_dynamic_bytes(schedule.named)}\n"
                 'args = ["map_x", "map_y", "map_c", "m", "n", "k",'
                 f" {{int32 = {c.COLUMNS}}}, {{int32 = {c.BAND}}}, {{int32 = {c.GPC}}},"
                 f' {{uint64 = "{INVERSE} / band + 1"}}, {{uint64 = {INVERSE // c.BAND + 1}}},'
@@ -181,12 +180,17 @@ def _chunk(columns: int) -> int:
     return next((width for width in (64, 80) if columns % width == 0), columns)
 
 
-def _shared_bytes(chosen: dict[str, int], stages: int = 0) -> int:
-    """Shared memory of a block, with the barriers in front of the ring."""
+def _dynamic_bytes(chosen: dict[str, int], stages: int = 0) -> int:
+    """Dynamic shared memory of a block."""
     bm, bn = chosen["BM"], chosen["BN"]
     whole = chosen["SWAP"] or chosen.get("WGSTORE", 0)
     staging = chosen.get("OUT", 1) * (bn * 128 if whole else 4 * 16 * _chunk(bn) * 2)
-    return (stages or chosen["STAGES"]) * (bm + bn) * 128 + WARPGROUPS[bm] * staging + _sm90.ALIGNMENT_BYTES
+    return (stages or chosen["STAGES"]) * (bm + bn) * 128 + WARPGROUPS[bm] * staging
+
+
+def _shared_bytes(chosen: dict[str, int], stages: int) -> int:
+    """Shared memory of a block, with the barriers in front of the ring."""
+    return _dynamic_bytes(chosen, stages) + _sm90.ALIGNMENT_BYTES
 
 
 def _stages(chosen: dict[str, int], target: CudaTarget) -> int:

@@ -41,7 +41,7 @@
             const int p = c * (CW / 4) + 2 * j, r = lane & 15, flip = CW == 64 ? r & 7 : 0;  // the swizzle of C's tensor map
             const u32 at = buf + r * (CW * 2);
             if (j + 1 < CW / 8) stmatrix4<false>(at + (((j + (lane >> 4)) ^ flip) << 4), pair(acc[m], p), pair(acc[m], p + 1), pair(acc[m], p + 2), pair(acc[m], p + 3));
-            else stmatrix2(at + j * 16, pair(acc[m], p), pair(acc[m], p + 1));
+            else stmatrix2<false>(at + j * 16, pair(acc[m], p), pair(acc[m], p + 1));
           }
           proxy_fence();
           __syncwarp();

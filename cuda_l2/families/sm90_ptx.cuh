@@ -139,8 +139,11 @@ template <bool TRANS> DEV void stmatrix4(u32 at, u32 a, u32 b, u32 c, u32 d) {
   else
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-DEV void stmatrix2(u32 at, u32 a, u32 b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+template <bool TRANS> DEV void stmatrix2(u32 at, u32 a, u32 b) {
+  if (TRANS)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
 }
 DEV uint4 ld_shared(u32 at) {
   uint4 v;

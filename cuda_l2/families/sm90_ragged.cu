@@ -46,7 +46,7 @@ template <int W> DEV void store_part(u16 *C, int M, int N, const float *sums, in
       stmatrix4<false>(stage + (lane & 15) * PITCH + (j + (lane >> 4)) * 16, pair(sums, 2 * j), pair(sums, 2 * j + 1),
                        pair(sums, 2 * j + 2), pair(sums, 2 * j + 3));
     else
-      stmatrix2(stage + (lane & 15) * PITCH + j * 16, pair(sums, 2 * j), pair(sums, 2 * j + 1));
+      stmatrix2<false>(stage + (lane & 15) * PITCH + j * 16, pair(sums, 2 * j), pair(sums, 2 * j + 1));
   __syncwarp();
   if (N % 8 == 0) store_rows<W, 8>(C, M, N, row0, col0, stage, lane);
   else if (N % 2 == 0) store_rows<W, 2>(C, M, N, row0, col0, stage, lane);

@@ -8,11 +8,11 @@
 // A warp of its own (a warpgroup, where registers are split) keeps a ring of STAGES tiles of 64 KB elements of K filled
 // by TMA; NWG warpgroups multiply. Blocks of a cluster, rank = (ck * CN + cn) * CM + cm: CM x CN of them sit side by side
 // in C and share operand loads by multicast; CK of them split K and reduce through distributed shared memory.
-// SL = gridDim.y further parts of K are reduced through L2: all blocks must be resident at once. Every sum of parts is
+// SL = gridDim.z further parts of K are reduced through L2: all blocks must be resident at once. Every sum of parts is
 // taken in fp32 in one fixed order.
 //
-// Two parts of the kernel's body are files included there, and no functions: as functions that take a thread's sums they
-// change the machine code of the main loop.
+// Four parts of the kernel's body are files included there, and no functions: they declare what the rest uses, and as
+// functions that take a thread's sums two of them change the machine code of the main loop.
 //
 // Macros: the compiled choices of sm90_wave.py, BF16, LAYOUT_TN, NWG, and what the sizes of the task are multiples of: X_FLAT, Y_FLAT
 // (inner sizes of the operands are no multiples of 64), EDGES (0: whole tiles; 1: C is cut off at multiples of 8 columns;
@@ -108,7 +108,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
 #if SL > 1
   const int cluster = blockIdx.y * (gridDim.x / CS) + blockIdx.x / CS;
   const int unit = ((cluster * CN + cn) * CM + cm) * CK + ck;
-  u32 *const box = parts + (u64)unit * SL * (SL - 1) * RL * NC + tid * VL;  // [SL owners][SL - 1 senders][RL / VL][NC][VL]
+  u32 *const box = parts + (u64)unit * SL * (SL - 1) * RL * NC + tid * VL;
   u32 *const to = box + sl * RL * NC, *const from = box + sl * (SL - 1) * RL * NC;
 #endif
 

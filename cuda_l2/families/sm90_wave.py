@@ -121,7 +121,7 @@ class Wave(_sm90.HopperFamily):
             _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, c.KB, whole=not pieces, passes=c.BM == 64),
         ]
         arguments: list[str | dict[str, int]] = ["map_x", "map_y"]
-        if cluster * c.SL > 1:
+        if cluster * c.SL > 1:  # whatever the order: one kernel serves all, and reads it only if told
             text.append(f'[[table]]\nname = "order"\nlength = "gm * gn"\nvalue = "{order.table}"\n')
             arguments.append("order")
         arguments.append("c")  # from here on all lie side by side
@@ -148,7 +148,7 @@ class Wave(_sm90.HopperFamily):
 
 
 class _Order(NamedTuple):
-    """How clusters come by their tiles: by the grid, with the tiles of a box along x, or by a table."""
+    """How clusters come by their tiles: by the grid or by a table, as find_work of sm90_wave_work.cuh takes it."""
 
     grid: tuple[str | int, ...]
     box_rows: int = 1  # a power of two; 0: x and y are column and row of the tile

@@ -1,5 +1,5 @@
-// Part of the body of sm90_wave.cu: the sum over the CK parts of K within a cluster, through distributed shared memory
-// (PTX ISA, st.async; mbarrier). All blocks of the cluster are there, with their barriers armed.
+// Part of the body of sm90_wave.cu and of sm90_ragged.cu: the sum over the CK parts of K within a cluster, through
+// distributed shared memory (PTX ISA, st.async; mbarrier). All blocks of the cluster are there, with their barriers armed.
 // In: sum[R], this thread's sums over this block's part of K, and what sm90_wave_owners.cuh has worked out. Out: own[RK], sums
 // [ck * RK, (ck + 1) * RK) of the thread over all CK parts, in one fixed order: the own part, then the senders' by rank.
 // Every block sends the sums that it does not keep to their owners; an inbox holds [CK - 1 senders][RK / VK][NC][VK] fp32

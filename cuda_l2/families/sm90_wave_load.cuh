@@ -3,7 +3,7 @@
 // Stage s holds X, [KB][BM][64] (K-major) or [BM / 64][64 KB][64] (MN-major), then Y in the same way.
 #include "sm90_wave_work.cuh"
 
-// Starts the loads of one step of K into a stage whose memory is x and whose barrier is bar. TOGETHER: the block loads
+// Starts the loads of one step of K into stage s of the ring; full is the barrier of stage 0. TOGETHER: the block loads
 // its slice for all that share it; else all for itself, which needs no other block to be there.
 template <bool TOGETHER>
 DEV void load_stage(u32 full, u32 ring, int s, const TensorMap *map_x, const TensorMap *map_y, const Work &work, int step) {

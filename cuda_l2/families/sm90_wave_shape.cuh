@@ -1,5 +1,5 @@
 #pragma once
-// Sizes of a block of sm90_wave.cu, as its macros give them. _Shape of sm90_wave.py computes the same for the contract.
+// Sizes of a block of sm90_wave.cu, as its macros give them. Shape of _sm90_wave_space.py computes the same for the contract.
 #include "sm90_multicast.cuh"
 #include "sm90_sums.cuh"
 

@@ -9,7 +9,7 @@
 // counts.
 struct Way {
   u32 put, get;       // shared memory: of this lane's rows of 8x8 pieces, and of the 16 bytes that it stores
-  u64 at;             // global memory: of those 16 bytes, or of the warp's part where lanes change places
+  u64 at;             // global memory: of those 16 bytes, or where Lanes are not FIXED of the warp's part
   int rows, columns;  // of C, from there on
 };
 
@@ -70,10 +70,6 @@ template <int W> DEV Way way_of(u16 *C, int M, int N, int x, int y, u32 stage, i
   return way_to<W, PITCH>(C, M, N, x, y, stage + (lane & 15) * PITCH + (lane >> 4) * 16, stage, lane);
 }
 
-DEV void stmatrix2_transposed(u32 at, u32 a, u32 b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
-}
-
 // The part, or the one so many rows of X on. Sums are fp32 or pairs of fp16.
 template <int W, class T> DEV void store_part(const Way &way, int N, const T *sums, int on, int lane) {
   constexpr int PITCH = pitch<W>(), STEP = SWAP ? 8 * PITCH : 16;
@@ -81,10 +77,8 @@ template <int W, class T> DEV void store_part(const Way &way, int N, const T *su
   for (int j = 0; j < W / 8; j += 2)
     if (j + 1 < W / 8)
       stmatrix4<SWAP>(way.put + j * STEP, pair(sums, 2 * j), pair(sums, 2 * j + 1), pair(sums, 2 * j + 2), pair(sums, 2 * j + 3));
-    else if (SWAP)
-      stmatrix2_transposed(way.put + j * STEP, pair(sums, 2 * j), pair(sums, 2 * j + 1));
     else
-      stmatrix2(way.put + j * STEP, pair(sums, 2 * j), pair(sums, 2 * j + 1));
+      stmatrix2<SWAP>(way.put + j * STEP, pair(sums, 2 * j), pair(sums, 2 * j + 1));
   __syncwarp();
   if constexpr (SWAP) store_lines<16, PITCH, W>(way, N, 0, on, lane);
   else store_lines<W, PITCH, 16>(way, N, on, 0, lane);

@@ -24,10 +24,10 @@ struct Work {
 // first load (0.1 to 0.2 us).
 struct Order { u16 at[264]; };
 
-// The order of tiles is the grid's where a grid can express it: a box of tiles lies along x, its rows first, boxes lie
-// along y and z, and a whole column of tiles is a box, too. A lookup reads one more line of parameters before the first
-// load, which costs 1 to 2 % of a launch of 2.5 us. Where parts of K lie along z, rows of tiles lie along y (box_rows 0)
-// or a table says (box_columns 0), as it does for boxes of clusters.
+// The order of tiles is the grid's where a grid can express it: a box of tiles lies along x, its rows first, and boxes lie
+// along y and z. A whole column of tiles is a box, too (then z is 1), and so is a whole row (y is 1). A lookup reads one
+// more line of parameters before the first load, which costs 1 to 2 % of a launch of 2.5 us. Where parts of K lie along z,
+// a box is a column, or rows of tiles lie along y (box_rows 0), or a table says (box_columns 0), as for boxes of clusters.
 DEV Work find_work(int box_rows, int box_log2, int box_columns, const Order *table, int K) {
   const int i = blockIdx.x / CS, z = SL > 1 ? 0 : blockIdx.z;
   if (TABLE && box_columns == 0) {
