@@ -1,8 +1,8 @@
 // Part of the body of sm90_wave.cu, where SL > 1: the sum over SL parts of K beyond a cluster, through L2 (PTX ISA, memory
 // consistency model: relaxed and acquire at .gpu scope). All blocks are resident.
-// In: own[RK], this thread's sums over this part; unit, the tile's part within its cluster, counted over C; to, its place among the senders to owner 0, and from, that of sender 0
-// to us. Out: out[RL], sums [sl * RL, (sl + 1) * RL) of own over all SL parts, in one fixed order: the own part, then the
-// others by number.
+// In: own[RK], this thread's sums over this part; unit, the tile's part within its cluster, counted over C; to, our place
+// among the senders to owner 0, and from, that of sender 0 to us. Out: out[RL], sums [sl * RL, (sl + 1) * RL) of own over
+// all SL parts, in one fixed order: the own part, then the others by number.
 // parts: [tiles * CK][SL owners][SL - 1 senders][RL / VL][NC][VL] fp32 values. Arrival is announced in one of two ways:
 //   COUNT 0  the words themselves are polled: EMPTY until they are written, and EMPTY again when they have been read
 //   COUNT 1  counters, [tiles * CK][SL], are 0 before and after
